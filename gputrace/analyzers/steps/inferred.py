@@ -10,12 +10,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gputrace.analyzers.grouping import median, quantile
+from gputrace.analyzers.grouping import median
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of, is_optimizer
 from gputrace.analyzers.operations import GpuOperations, OperationClass
 from gputrace.analyzers.steps.rollouts import begin_turns, generates
 from gputrace.analyzers.steps.windows import Interlude, StepWindows
-from gputrace.model.events import Column, Kind, distinct_ids, is_among, number_ids
+from gputrace.model.events import Kind, distinct_ids, is_among, number_ids
 from gputrace.model.intervals import Intervals, Times
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
@@ -70,7 +70,7 @@ def infer_training(
     if len(inputs) < _LEAST_STEPS:
         return None
     # A copy late in a step, as of what its results are scaled to, is no start of the next.
-    lead = _lead(_tokens(operations), inputs)
+    lead = lead_of(tokens_of(operations), inputs)
     if lead == inputs[-1] + int(median(np.diff(inputs))) - len(operations):
         inputs = inputs - lead
     closers = find_closers(operations, inputs, bursts)
@@ -105,7 +105,7 @@ def _infer_turns(
     # What else was recorded first may be whole, and then begins with the products of the others.
     products = _kernels_named(trace, operations, _is_product)
     if not first[0] and len(products):
-        tokens, begin = _tokens(operations), int(after[len(after) // 2 - 1])
+        tokens, begin = tokens_of(operations), int(after[len(after) // 2 - 1])
         usual, start = int(products[np.searchsorted(products[:-1], begin)]), int(products[0])
         is_whole = np.array_equal(tokens[usual:][:_BEGINNING], tokens[start:][:_BEGINNING])
         while min(usual - begin, start) > 0 and tokens[start - 1] == tokens[usual - 1]:
@@ -508,7 +508,7 @@ def find_closers(operations: GpuOperations, inputs: Rows, bursts: Runs | None) -
 def _sorts_of_stretches(operations: GpuOperations, inputs: Rows) -> NDArray[np.intp]:
     """Number the stretches from one input copy to the next; alike ones have the same number."""
     rows = slice(int(inputs[0]), len(operations))
-    tokens = number_ids(_tokens(operations)[rows])[1]
+    tokens = number_ids(tokens_of(operations)[rows])[1]
     stretch = np.searchsorted(inputs, np.arange(rows.start, rows.stop), "right") - 1
     kinds = int(tokens.max()) + 1
     pairs = distinct_ids(stretch * kinds + tokens)
@@ -520,168 +520,18 @@ def _sorts_of_stretches(operations: GpuOperations, inputs: Rows) -> NDArray[np.i
     return np.asarray(sorts).reshape(-1)
 
 
-_LEAST_REPEATS: Final = 3
-_MOST_NAMES: Final = 200
-_MOST_TRIED: Final = 20
-_UNEVEN_PART: Final = 0.25
-"""Usual deviation of the distances from their median, as a part of it, that is no loop."""
-_ALIKE_COSINE: Final = 0.95
+ALIKE_COSINE: Final = 0.95
 """Cosine of the kernel counts of a stretch with those of the usual stretch."""
-_LOOP_KERNELS_PART: Final = 0.6
-"""Part of the kernels that the loop must contain."""
 
 
-def infer_iterations(operations: GpuOperations, grams: int = 1) -> StepWindows | None:
-    """Find the outermost loop in the stream of kernels."""
-    kernels = np.flatnonzero(is_among(operations.events.kind, (Kind.KERNEL, Kind.GRAPH)))
-    loop = find_loop(operations.events.name[kernels], grams)
-    return None if loop is None else _repeat_windows(operations, kernels[loop[0]], loop[1])
-
-
-_LAUNCHED_PART: Final = 0.5
-"""Part of the GPU's work that graphs must do to be the loop."""
-
-
-def infer_launches(operations: GpuOperations) -> StepWindows | None:
-    """Find turns that launch graphs after the host has read what the turn before computed."""
-    events = operations.events
-    graphs = np.flatnonzero(events.kind == Kind.GRAPH)
-    lengths = events.end - events.start
-    reads = np.cumsum(events.kind == Kind.COPY_D2H)[graphs]
-    cuts = graphs[np.diff(reads, prepend=-1) > 0]
-    if len(cuts) < _LEAST_REPEATS or lengths[graphs].sum() < _LAUNCHED_PART * lengths.sum():
-        return None
-    return _repeat_windows(operations, cuts, 1.0)
-
-
-def infer_replays(operations: GpuOperations) -> StepWindows | None:
-    """Find the launches of one graph that does most of the work from the first of them on."""
-    events = operations.events
-    graphs = np.flatnonzero(events.kind == Kind.GRAPH)
-    if len(graphs) < _LEAST_REPEATS:
-        return None
-    lengths = events.end - events.start
-    numbers = np.unique(events.name[graphs], return_inverse=True)[1]
-    cuts = graphs[numbers == np.bincount(numbers, lengths[graphs]).argmax()]
-    least = _LAUNCHED_PART * lengths[cuts[0] :].sum()
-    if len(cuts) < _LEAST_REPEATS or lengths[cuts].sum() < least:
-        return None
-    return _repeat_windows(operations, cuts, 1.0)
-
-
-def find_loop(ids: Column, grams: int = 1) -> tuple[Rows, float] | None:
-    """Return where the rarest kernel cuts a stream of name ids into equal stretches, and how alike
-    these are; None if none does.
-
-    If none does by itself, one may with the kernels before it, up to as many as ``grams`` in all.
-    """
-    names = np.unique(ids, return_inverse=True)[1]
-    tokens, length = names, 1
-    while len(names) >= 2 * _LEAST_REPEATS * length:
-        cuts, likeness = _cut_evenly(names, tokens)
-        if len(cuts):
-            seams = find_seams(cuts)
-            period = int(seams[1] - seams[0]) if len(seams) > 1 else 0
-            if 1 < period == seams[0] + 1 and (np.diff(seams) == period).all():
-                cuts = cuts[np.append(0, seams + 1)]
-            return cuts, likeness
-        if length >= grams:
-            break
-        pairs = np.append(np.full(length, -1), tokens[:-length]) * (int(tokens.max()) + 1) + tokens
-        tokens, length = np.unique(pairs, return_inverse=True)[1], 2 * length
-    return None
-
-
-def _cut_evenly(names: Rows, tokens: Rows) -> tuple[Rows, float]:
-    """Return where the rarest token cuts a stream into stretches of the same names; nowhere if none
-    does.
-    """
-    nowhere, tried = np.empty(0, np.intp), 0
-    counts, kinds = np.bincount(tokens), int(names.max()) + 1
-    candidates = np.argsort(counts, kind="stable")
-    for token in candidates[counts[candidates] >= _LEAST_REPEATS][:_MOST_NAMES].tolist():
-        cuts = np.flatnonzero(tokens == token)
-        if not _is_even(cuts):
-            continue
-        tried += 1
-        if tried > _MOST_TRIED:
-            break
-        likeness = _likeness(names, cuts, kinds)
-        if likeness >= _ALIKE_COSINE:
-            return cuts, likeness
-    return nowhere, 0.0
-
-
-def find_seams(cuts: Rows) -> Rows:
-    """Return the stretches between cuts that are longer or shorter than usual, as those are that
-    hold the end of one pass over all layers and the beginning of the next.
-    """
-    between = np.diff(cuts)
-    usual = median(between)
-    return np.flatnonzero(np.abs(between - usual) > _FOREIGN_PART * usual + 1)
-
-
-def _is_even(cuts: Rows) -> bool:
-    """Return whether the distances are mostly alike: a cheap check before looking inside."""
-    between = np.diff(cuts)
-    usual = median(between)
-    return bool(usual > 1 and median(np.abs(between - usual)) <= _UNEVEN_PART * usual)
-
-
-def _likeness(names: NDArray[np.intp], cuts: Rows, kinds: int) -> float:
-    """Return how alike the segments between the cuts are, 0 to 1; 0 if they cover too little."""
-    inside = names[cuts[0] : cuts[-1]]
-    if len(inside) < _LOOP_KERNELS_PART * len(names) or len(inside) < 2 * (len(cuts) - 1):
-        return 0.0
-    stretch = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
-    table = np.bincount(stretch * kinds + inside, minlength=(len(cuts) - 1) * kinds)
-    table = table.reshape(len(cuts) - 1, kinds).astype(float)
-    usual = median(table, axis=0)
-    norms = np.linalg.norm(table, axis=1) * np.linalg.norm(usual)
-    cosines = np.divide(table @ usual, norms, out=np.zeros(len(table)), where=norms > 0)
-    return quantile(cosines.tolist(), 0.1)
-
-
-def _lead(tokens: NDArray[np.int64], cuts: Rows) -> int:
+def lead_of(tokens: NDArray[np.int64], cuts: Rows) -> int:
     """Return how many operations before the first cut are those before another: of the loop."""
     back = np.arange(1, min(int(cuts[0]), int(median(np.diff(cuts)))) + 1)
     before = tokens[cuts[:, None] - back]
     return int(np.append((before[1:] == before[0]).any(axis=0), False).argmin())
 
 
-def _repeat_windows(operations: GpuOperations, cuts: Rows, likeness: float) -> StepWindows:
-    """Return the windows from cut to cut, and from the last one if the loop ends in the recording.
-
-    Windows begin where the loop does, if other work follows it. Else the last of them ends with the
-    recording, if the loop began early enough before the first cut.
-    """
-    tokens = _tokens(operations)
-    stop = int(cuts[-1]) + int(median(np.diff(cuts)))
-    lead = _lead(tokens, cuts)
-    if not is_among(operations.events.kind[stop:], (Kind.KERNEL, Kind.GRAPH)).any():
-        # What came before the loop may have ended as its turns do.
-        missing = max(stop - len(tokens), 0)
-        lead = missing if missing <= lead else 0
-    cuts, stop = cuts - lead, stop - lead
-    starts = window_starts(operations, cuts)
-    ends, last = starts[1:], tokens[cuts[-1] : stop]
-    if stop <= len(tokens) and _alike(tokens[cuts[-2] : cuts[-1]], last) >= _ALIKE_COSINE:
-        ends = np.append(ends, operations.reach[cuts[-1] + len(last) - 1])
-    count = len(ends)
-    reason = "one kernel cuts the stream into stretches alike; no optimizer, no input copy shows"
-    return StepWindows(
-        rank=operations.gpu.rank,
-        start=starts[:count],
-        end=ends,
-        busy_from=operations.start[cuts[:count]],
-        source="inferred",
-        kind="iterations",
-        confidence=round(0.5 * likeness, 2),
-        reason=reason,
-    )
-
-
-_FOREIGN_PART: Final = 0.05
+FOREIGN_PART: Final = 0.05
 """More operations than usual by this part of a step, between a step's end and the next's start,"""
 _LONG_PART: Final = 0.5
 """or any that last longer than usual by this part of a step, belong to neither."""
@@ -707,7 +557,7 @@ def part_interludes(
         return ends, ()
     between = first[1:] - last[:-1] - 1
     size, length = median(last - first + 1), median(np.diff(starts))
-    more = max(3.0, _FOREIGN_PART * float(size))
+    more = max(3.0, FOREIGN_PART * float(size))
     # A first operation that comes late in its own step leaves more between, and adds none.
     apart = np.diff(last)
     many = (between > median(between) + more) & (apart > median(apart) + more)
@@ -749,25 +599,25 @@ def without_foreign(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
     last = np.minimum(last, np.append(first[1:] - 1, last[-1]))
     size = int(median(last - first + 1))
     usual = int(np.argmin(np.abs(last - first + 1 - size)))
-    tokens = _tokens(operations)
+    tokens = tokens_of(operations)
     model = tokens[first[usual] : last[usual] + 1]
     first = first.copy()
     for step in np.flatnonzero(last - first + 1 > _MORE_THAN_STEP_RATIO * size).tolist():
         begin = int(last[step]) + 1 - len(model)
-        near = range(begin - int(_FOREIGN_PART * size), begin + int(_FOREIGN_PART * size) + 1)
+        near = range(begin - int(FOREIGN_PART * size), begin + int(FOREIGN_PART * size) + 1)
         like = [row for row in near if row > first[step] and tokens[row] == model[0]]
         row = min(like, key=lambda row: abs(row - begin), default=-1)
-        if row >= 0 and _alike(model, tokens[row : last[step] + 1]) >= _ALIKE_COSINE:
+        if row >= 0 and alike_part(model, tokens[row : last[step] + 1]) >= ALIKE_COSINE:
             first[step] = row
     return first
 
 
-def _tokens(operations: GpuOperations) -> NDArray[np.int64]:
+def tokens_of(operations: GpuOperations) -> NDArray[np.int64]:
     """Return a number for each operation, the same for those of one name and kind."""
     return operations.events.name.astype(np.int64) * 64 + operations.events.kind
 
 
-def _alike(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
+def alike_part(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
     """Return the part of the operations that two stretches have in common, whatever their order."""
     names, place = number_ids(np.concatenate([a, b]))
     counts = [np.bincount(part, minlength=len(names)) for part in np.split(place, [len(a)])]

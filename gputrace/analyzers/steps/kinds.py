@@ -17,17 +17,19 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.cuda_api_calls import NOBODY, Call, CudaApiCalls, by_thread, thread_keys
-from gputrace.analyzers.grouping import median
+from gputrace.analyzers.grouping import median, quantile
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of, is_optimizer
 from gputrace.analyzers.operations import GpuOperations, OperationClass
 from gputrace.analyzers.steps.inferred import (
+    ALIKE_COSINE,
     BACKWARD,
+    FOREIGN_PART,
     LEAST_INPUT_BYTES,
-    find_loop,
-    find_seams,
-    infer_iterations,
-    infer_launches,
-    infer_replays,
+    Rows,
+    alike_part,
+    lead_of,
+    tokens_of,
+    window_starts,
 )
 from gputrace.analyzers.steps.rollouts import (
     BACKWARDS,
@@ -364,3 +366,155 @@ def _after_uploads(trace: Trace, operations: GpuOperations) -> int:
     copies = (events.kind == Kind.COPY_H2D) & (events.bytes >= LEAST_INPUT_BYTES)
     rows = np.flatnonzero(copies[:first])
     return int(rows[-1]) + 1 if len(rows) >= _WEIGHT_UPLOADS else 0
+
+
+_LEAST_REPEATS: Final = 3
+_MOST_NAMES: Final = 200
+_MOST_TRIED: Final = 20
+_UNEVEN_PART: Final = 0.25
+"""Usual deviation of the distances from their median, as a part of it, that is no loop."""
+_LOOP_KERNELS_PART: Final = 0.6
+"""Part of the kernels that the loop must contain."""
+
+
+def infer_iterations(operations: GpuOperations, grams: int = 1) -> StepWindows | None:
+    """Find the outermost loop in the stream of kernels."""
+    kernels = np.flatnonzero(is_among(operations.events.kind, (Kind.KERNEL, Kind.GRAPH)))
+    loop = find_loop(operations.events.name[kernels], grams)
+    return None if loop is None else _repeat_windows(operations, kernels[loop[0]], loop[1])
+
+
+_LAUNCHED_PART: Final = 0.5
+"""Part of the GPU's work that graphs must do to be the loop."""
+
+
+def infer_launches(operations: GpuOperations) -> StepWindows | None:
+    """Find turns that launch graphs after the host has read what the turn before computed."""
+    events = operations.events
+    graphs = np.flatnonzero(events.kind == Kind.GRAPH)
+    lengths = events.end - events.start
+    reads = np.cumsum(events.kind == Kind.COPY_D2H)[graphs]
+    cuts = graphs[np.diff(reads, prepend=-1) > 0]
+    if len(cuts) < _LEAST_REPEATS or lengths[graphs].sum() < _LAUNCHED_PART * lengths.sum():
+        return None
+    return _repeat_windows(operations, cuts, 1.0)
+
+
+def infer_replays(operations: GpuOperations) -> StepWindows | None:
+    """Find the launches of one graph that does most of the work from the first of them on."""
+    events = operations.events
+    graphs = np.flatnonzero(events.kind == Kind.GRAPH)
+    if len(graphs) < _LEAST_REPEATS:
+        return None
+    lengths = events.end - events.start
+    numbers = np.unique(events.name[graphs], return_inverse=True)[1]
+    cuts = graphs[numbers == np.bincount(numbers, lengths[graphs]).argmax()]
+    least = _LAUNCHED_PART * lengths[cuts[0] :].sum()
+    if len(cuts) < _LEAST_REPEATS or lengths[cuts].sum() < least:
+        return None
+    return _repeat_windows(operations, cuts, 1.0)
+
+
+def find_loop(ids: Column, grams: int = 1) -> tuple[Rows, float] | None:
+    """Return where the rarest kernel cuts a stream of name ids into equal stretches, and how alike
+    these are; None if none does.
+
+    If none does by itself, one may with the kernels before it, up to as many as ``grams`` in all.
+    """
+    names = np.unique(ids, return_inverse=True)[1]
+    tokens, length = names, 1
+    while len(names) >= 2 * _LEAST_REPEATS * length:
+        cuts, likeness = _cut_evenly(names, tokens)
+        if len(cuts):
+            seams = find_seams(cuts)
+            period = int(seams[1] - seams[0]) if len(seams) > 1 else 0
+            if 1 < period == seams[0] + 1 and (np.diff(seams) == period).all():
+                cuts = cuts[np.append(0, seams + 1)]
+            return cuts, likeness
+        if length >= grams:
+            break
+        pairs = np.append(np.full(length, -1), tokens[:-length]) * (int(tokens.max()) + 1) + tokens
+        tokens, length = np.unique(pairs, return_inverse=True)[1], 2 * length
+    return None
+
+
+def _cut_evenly(names: Rows, tokens: Rows) -> tuple[Rows, float]:
+    """Return where the rarest token cuts a stream into stretches of the same names; nowhere if none
+    does.
+    """
+    nowhere, tried = np.empty(0, np.intp), 0
+    counts, kinds = np.bincount(tokens), int(names.max()) + 1
+    candidates = np.argsort(counts, kind="stable")
+    for token in candidates[counts[candidates] >= _LEAST_REPEATS][:_MOST_NAMES].tolist():
+        cuts = np.flatnonzero(tokens == token)
+        if not _is_even(cuts):
+            continue
+        tried += 1
+        if tried > _MOST_TRIED:
+            break
+        likeness = _likeness(names, cuts, kinds)
+        if likeness >= ALIKE_COSINE:
+            return cuts, likeness
+    return nowhere, 0.0
+
+
+def find_seams(cuts: Rows) -> Rows:
+    """Return the stretches between cuts that are longer or shorter than usual, as those are that
+    hold the end of one pass over all layers and the beginning of the next.
+    """
+    between = np.diff(cuts)
+    usual = median(between)
+    return np.flatnonzero(np.abs(between - usual) > FOREIGN_PART * usual + 1)
+
+
+def _is_even(cuts: Rows) -> bool:
+    """Return whether the distances are mostly alike: a cheap check before looking inside."""
+    between = np.diff(cuts)
+    usual = median(between)
+    return bool(usual > 1 and median(np.abs(between - usual)) <= _UNEVEN_PART * usual)
+
+
+def _likeness(names: NDArray[np.intp], cuts: Rows, kinds: int) -> float:
+    """Return how alike the segments between the cuts are, 0 to 1; 0 if they cover too little."""
+    inside = names[cuts[0] : cuts[-1]]
+    if len(inside) < _LOOP_KERNELS_PART * len(names) or len(inside) < 2 * (len(cuts) - 1):
+        return 0.0
+    stretch = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
+    table = np.bincount(stretch * kinds + inside, minlength=(len(cuts) - 1) * kinds)
+    table = table.reshape(len(cuts) - 1, kinds).astype(float)
+    usual = median(table, axis=0)
+    norms = np.linalg.norm(table, axis=1) * np.linalg.norm(usual)
+    cosines = np.divide(table @ usual, norms, out=np.zeros(len(table)), where=norms > 0)
+    return quantile(cosines.tolist(), 0.1)
+
+
+def _repeat_windows(operations: GpuOperations, cuts: Rows, likeness: float) -> StepWindows:
+    """Return the windows from cut to cut, and from the last one if the loop ends in the recording.
+
+    Windows begin where the loop does, if other work follows it. Else the last of them ends with the
+    recording, if the loop began early enough before the first cut.
+    """
+    tokens = tokens_of(operations)
+    stop = int(cuts[-1]) + int(median(np.diff(cuts)))
+    lead = lead_of(tokens, cuts)
+    if not is_among(operations.events.kind[stop:], (Kind.KERNEL, Kind.GRAPH)).any():
+        # What came before the loop may have ended as its turns do.
+        missing = max(stop - len(tokens), 0)
+        lead = missing if missing <= lead else 0
+    cuts, stop = cuts - lead, stop - lead
+    starts = window_starts(operations, cuts)
+    ends, last = starts[1:], tokens[cuts[-1] : stop]
+    if stop <= len(tokens) and alike_part(tokens[cuts[-2] : cuts[-1]], last) >= ALIKE_COSINE:
+        ends = np.append(ends, operations.reach[cuts[-1] + len(last) - 1])
+    count = len(ends)
+    reason = "one kernel cuts the stream into stretches alike; no optimizer, no input copy shows"
+    return StepWindows(
+        rank=operations.gpu.rank,
+        start=starts[:count],
+        end=ends,
+        busy_from=operations.start[cuts[:count]],
+        source="inferred",
+        kind="iterations",
+        confidence=round(0.5 * likeness, 2),
+        reason=reason,
+    )
