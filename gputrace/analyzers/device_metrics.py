@@ -14,12 +14,13 @@ from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, median, stretches
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu
+from gputrace.model.cards import CardUse, Curve, Energy, GpuCurves, Utilization
 from gputrace.model.events import UNKNOWN, Kind
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.kernels import Kernels, Roofline
 from gputrace.model.nvml import Card, Nvml, Samples
 from gputrace.model.options import Window
-from gputrace.model.results import CardUse, Curve, Energy, GpuCurves, Step, Throughput, Utilization
+from gputrace.model.results import Step, Throughput
 from gputrace.model.time_class import CLASSES
 from gputrace.model.trace import Trace
 

@@ -22,11 +22,11 @@ from typing import Any, Final
 from msgspec import to_builtins
 
 from gputrace.errors import MissingError, UsageError
+from gputrace.model.cards import CardUse
 from gputrace.model.kernels import KernelOnGpu, KernelUse
 from gputrace.model.results import (
     Analysis,
     Breakdown,
-    CardUse,
     Finding,
     Gap,
     GpuTotals,

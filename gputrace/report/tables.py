@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from gputrace.model.cards import Energy
 from gputrace.model.communication import CollectiveTotals, GpuLink
 from gputrace.model.host import PHASES, LoaderChoice
 from gputrace.model.kernels import KernelUse
@@ -17,7 +18,6 @@ from gputrace.model.results import (
     Analysis,
     Breakdown,
     CopyUse,
-    Energy,
     ExtraTable,
     Gap,
     LedgerRow,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import gputrace
 from gputrace.analyzers.device_metrics import MOST_POINTS, find_utilization
+from gputrace.model.cards import Curve, GpuCurves
 from gputrace.model.nvml import Nvml, Samples
 from gputrace.model.options import Window
-from gputrace.model.results import Curve, GpuCurves
 from tests.helpers.per_gpu import no_gpus
 from tests.synthetic import Plan, simulate, write_nsys, write_nvml
 

@@ -25,7 +25,8 @@ from gputrace.analyzers.neighbours import (
     programs_on_cores,
 )
 from gputrace.analyzers.operations import Gpu
-from gputrace.model.results import CardUse, Evidence, Finding
+from gputrace.model.cards import CardUse
+from gputrace.model.results import Evidence, Finding
 from gputrace.units import format_ns, format_ranges
 
 _COOLER: Final = "check the card's cooling and placement (nvidia-smi -q -d TEMPERATURE)"

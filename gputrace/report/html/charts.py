@@ -19,9 +19,10 @@ from bokeh.models.annotations import Legend, LegendItem, Whisker
 from bokeh.plotting import figure
 
 from gputrace.analyzers.timeline_model.cells import RUN_CLASSES
+from gputrace.model.cards import Curve, Utilization
 from gputrace.model.intervals import union
 from gputrace.model.options import Window
-from gputrace.model.results import Analysis, Curve, Utilization
+from gputrace.model.results import Analysis
 from gputrace.model.time_class import CLASSES
 from gputrace.report.palette import LOOKS, NOTHING
 from gputrace.report.tables import CLASS_NAMES
