@@ -12,6 +12,7 @@ import numpy as np
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.operations import OperationClass
+from gputrace.errors import InputError
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.intervals import Times
 from gputrace.model.struct import Struct
@@ -44,6 +45,22 @@ class ClockFit(Struct, frozen=True):
         return (
             f"the clocks of {self.of} are aligned by {self.pairs:,} ends of collectives, to within "
             f"{format_ns(self.residual_ns)} (95 % of them)"
+        )
+
+
+def put_on_one_clock(gpus: PerGpu) -> None:
+    """Correct the clocks of several hosts as far as collectives show it; raise InputError where
+    nothing else could.
+    """
+    trace = gpus.trace
+    fit = fit_clocks(gpus) if len(trace.paths) > 1 else None
+    if fit is not None:
+        gpus.move(fit.shifts, str(fit))
+        gpus.clocks_apart_ns = max(gpus.clocks_apart_ns, fit.residual_ns)
+    elif not trace.has_one_clock:
+        problem = "does not say when it was recorded, and shares too few collectives with the "
+        raise InputError(
+            trace.path, problem + "other files to be aligned to one clock; analyze it alone"
         )
 
 

@@ -16,7 +16,7 @@ from gputrace.analyzers.breakdown import (
     steady,
     summarize,
 )
-from gputrace.analyzers.clocks import fit_clocks
+from gputrace.analyzers.clocks import put_on_one_clock
 from gputrace.analyzers.collectives import Collectives, match_collectives
 from gputrace.analyzers.cuda_api_calls import NOBODY
 from gputrace.analyzers.device_metrics import (
@@ -113,7 +113,7 @@ def analyze(
         opened.close()
         raise InputError(trace.title, "no GPU operation in it has usable times; record it again")
     with closing(opened):
-        _put_on_one_clock(opened)
+        put_on_one_clock(opened)
         if watcher is not None:
             watcher.operations_read(opened.whole.operations)
         gpus, lanes, all_steps, collectives = _build_lanes(opened, window, options)
@@ -258,22 +258,6 @@ def _span(trace: Trace, lanes: Sequence[AnyLaneSummary]) -> int:
         times = trace.nvml.samples.time
         return int(times[-1] - times[0]) if len(times) else 0
     return max(lane.window.end for lane in lanes) - min(lane.window.start for lane in lanes)
-
-
-def _put_on_one_clock(gpus: PerGpu) -> None:
-    """Correct the clocks of several hosts as far as collectives show it; raise InputError where
-    nothing else could.
-    """
-    trace = gpus.trace
-    fit = fit_clocks(gpus) if len(trace.paths) > 1 else None
-    if fit is not None:
-        gpus.move(fit.shifts, str(fit))
-        gpus.clocks_apart_ns = max(gpus.clocks_apart_ns, fit.residual_ns)
-    elif not trace.has_one_clock:
-        problem = "does not say when it was recorded, and shares too few collectives with the "
-        raise InputError(
-            trace.path, problem + "other files to be aligned to one clock; analyze it alone"
-        )
 
 
 def _build_lanes(
