@@ -62,8 +62,8 @@ def weights_until(view: GpuShardView) -> int:
 
 def find_pageable(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step]) -> Pageable:
     """Sum up the pageable input copies of some of the GPUs; without steps, none of weights."""
-    columns = ("start", "end", "bytes", "source_memory", "process", "device")
-    every = gpus.trace.events([Kind.COPY_H2D], columns)
+    copies = gpus.trace.once(read_copies)
+    every = copies.select(copies.kind == Kind.COPY_H2D)
     copies = every.select(every.source_memory == Memory.PAGEABLE)
     steps_of = StepsOf(measured)
     windows = [stretches(steps_of(lane.gpu), lane.window) for lane in lanes if len(copies)]
@@ -109,10 +109,16 @@ _OF_HOST: Final[Mapping[int, str]] = {
 }
 
 
+def read_copies(trace: Trace) -> Events:
+    """Read the copies of all GPUs with a known direction."""
+    memory = ("source_memory", "destination_memory")
+    columns = ("start", "end", "kind", "bytes", *memory, "process", "device")
+    return trace.events(list(_DIRECTIONS), columns)
+
+
 def find_copies(gpus: PerGpu, measured: Sequence[Step]) -> tuple[CopyUse, ...]:
     """Return the copies of each GPU, by direction and the host's memory, most time first."""
-    columns = ("start", "end", "kind", "bytes", "source_memory", "destination_memory")
-    copies = gpus.trace.events(list(_DIRECTIONS), (*columns, "process", "device"))
+    copies = gpus.trace.once(read_copies)
     copies = copies.select((copies.bytes > 0) & (copies.end > copies.start))
     memory = np.where(copies.kind == Kind.COPY_H2D, copies.source_memory, copies.destination_memory)
     memory = np.where(copies.kind <= Kind.COPY_D2H, memory, Memory.UNKNOWN)

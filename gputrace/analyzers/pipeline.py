@@ -113,7 +113,8 @@ def analyze(
         opened.close()
         raise InputError(trace.title, "no GPU operation in it has usable times; record it again")
     with closing(opened):
-        put_on_one_clock(opened)
+        if len(trace.paths) > 1 or not trace.has_one_clock:
+            put_on_one_clock(opened)
         if watcher is not None:
             watcher.operations_read(opened.whole.operations)
         gpus, lanes, all_steps, collectives = _build_lanes(opened, window, options)

@@ -154,15 +154,17 @@ def _issued_within(
     pattern: str,
 ) -> list[NDArray[np.int8]]:
     """Return, of rows of each GPU, 1 where the call that issued them is in a message, or in a range
-    whose name a pattern matches; 0 where it is not, -1 where it is unknown. Empty if all are.
+    whose name a pattern matches; 0 where it is not, -1 where it is unknown. Empty without any.
     """
     kinds = trace.kinds & set(kinds)
-    calls = read_calls(trace) if kinds and any(map(len, rows)) else None
-    if calls is None:
+    if not kinds or not any(map(len, rows)):
         return []
     ranges = trace.events(kinds, ("start", "end", "kind", "name", "process", "thread"))
     named = list(trace.search(distinct_ids(ranges.name), pattern))
     ranges = ranges.select(is_among(ranges.name, named) | (ranges.kind == Kind.MESSAGE))
+    calls = read_calls(trace) if len(ranges) else None
+    if calls is None:
+        return []
     keys, found = thread_keys(ranges), []
     for events, mine in zip(gpus, rows, strict=True):
         issued = calls.issued_by(events.select(mine))

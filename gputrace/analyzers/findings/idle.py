@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from gputrace.analyzers.copies import is_on
+from gputrace.analyzers.copies import is_on, read_copies
 from gputrace.analyzers.cuda_api_calls import NOBODY, Call
 from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
@@ -495,9 +495,9 @@ def _unexplained_before(gpu: GpuShardView, time: Intervals) -> tuple[int, int]:
 
 def _moved_pages(shard: Shard) -> Events:
     """Return the copies of pages of managed memory on all GPUs."""
-    columns = ("start", "end", "source_memory", "process", "device")
-    moved = shard.trace.events([Kind.COPY_H2D, Kind.COPY_D2H, Kind.COPY_D2D], columns)
-    return moved.select(moved.source_memory == Memory.MANAGED)
+    copies = shard.trace.once(read_copies)
+    is_moved = (copies.source_memory == Memory.MANAGED) & (copies.kind != Kind.COPY_PEER)
+    return copies.select(is_moved)
 
 
 _LONG_NS: Final = 500_000
