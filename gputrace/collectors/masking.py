@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 HIDDEN: Final = "***"
@@ -41,7 +42,11 @@ _NAME: Final = (
     rf"|(?<![a-z])(?:{_KEY}(?:[-_]?id)?|pat|pw|sig|sas|jwt|otp)(?![\w-]))"
 )
 """Bounds keep the time linear in the length of a word."""
-_ENDS_SECRET: Final = re.compile(rf"(?i){_NAME}$")
+_MAY_NAME: Final = re.compile(
+    r"(?i)pass|pwd|secret|token|signature|key|auth|credential|bearer|cookie|webhook"
+    r"|(?:pin|pat|pw|sig|sas|jwt|otp)(?![\w-])"
+)
+"""Found wherever `_NAME` is: few commands have it, and the others need not wait for `_by_name`."""
 _PIN: Final = r"(?<![a-z])pin(?:[-_]?(?:code|value))?"
 """Name of a number: ``I_MPI_PIN=1`` and ``--pin=on`` fix threads to cores."""
 _SPACE: Final = re.compile(r"\s")
@@ -140,17 +145,12 @@ detectors of TruffleHog 3.97 (August 2026) and the rules of Kingfisher 1.10 (Jun
 the known ones or less, since issuers change them; an alphabet without hyphens or underscores spares
 words such as ``sk-learn-pipeline`` and ``hf_finetune_llama.py``.
 """
+_PRIVATE_KEY: Final = re.compile(
+    r"(?s)(?P<shown>)-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+    r".*?(?:-----END [A-Z0-9 ]{0,60}-----|\Z)"
+)
+"""To its end."""
 _WITHIN: Final = (
-    # a private key, to its end
-    re.compile(
-        r"(?s)(?P<shown>)-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
-        r".*?(?:-----END [A-Z0-9 ]{0,60}-----|\Z)"
-    ),
-    # of a shell's line or JSON: NAME=VALUE, "name": "value", --name value, Authorization: Bearer
-    re.compile(
-        rf"""(?i)(?P<shown>{_NAME}\\?["']?\s*[=:]\s*(?:(?:bearer|basic|token)\s+)?){_VALUE}"""
-    ),
-    re.compile(rf"(?i)(?P<shown>(?<!\S)-[\w.-]{{0,40}}?{_NAME}\s+){_VALUE}"),
     re.compile(rf"(?i)(?P<shown>\bbearer\s+){_VALUE}"),
     re.compile(rf"""(?i)(?P<shown>{_PIN}\\?["']?\s*[=:]\s*["']?)\d{{4,12}}(?![\w.,-])"""),
     # of curl: -u user:password, but not docker's -u 1000:1000
@@ -179,12 +179,32 @@ _WITHIN: Final = (
 )
 
 
+@cache
+def _by_name() -> tuple[re.Pattern[str], ...]:
+    """Return the pattern of what ends in the name of a secret, and those of named values.
+
+    Compiled when first needed, as that takes 0.03 s.
+    """
+    return (
+        re.compile(rf"(?i){_NAME}$"),
+        # of a shell or JSON: NAME=VALUE, "name": "value", --name value, Authorization: Bearer
+        re.compile(
+            rf"""(?i)(?P<shown>{_NAME}\\?["']?\s*[=:]\s*(?:(?:bearer|basic|token)\s+)?){_VALUE}"""
+        ),
+        re.compile(rf"(?i)(?P<shown>(?<!\S)-[\w.-]{{0,40}}?{_NAME}\s+){_VALUE}"),
+    )
+
+
+def _ends_in_a_name(text: str) -> bool:
+    return bool(_MAY_NAME.search(text) and _by_name()[0].search(text))
+
+
 def masked(command: Sequence[str]) -> list[str]:
     """Return the words of a command line with secret-looking values replaced."""
     words = _without_passwords(command)
     return [
         HIDDEN
-        if before.startswith("-") and _ENDS_SECRET.search(before)
+        if before.startswith("-") and _ends_in_a_name(before)
         else _masked_word(f"{before} {word}").partition(" ")[2]
         if before in ("-u", "--user", "--proxy-user")
         else _masked_word(word)
@@ -221,12 +241,13 @@ def _without_passwords(words: Sequence[str]) -> list[str]:
 
 def _masked_word(word: str) -> str:
     name, equals, _ = word.partition("=")
-    if equals and not _SPACE.search(name) and _ENDS_SECRET.search(name):
+    if equals and not _SPACE.search(name) and _ends_in_a_name(name):
         return f"{name}={HIDDEN}"
     if _SPACE.search(word):
         pieces = _WORDS.split(word)
         pieces[1::2] = _without_passwords(pieces[1::2])
         word = "".join(pieces)
-    for pattern in _WITHIN:
+    named = _by_name()[1:] if _MAY_NAME.search(word) else ()
+    for pattern in (_PRIVATE_KEY, *named, *_WITHIN):
         word = pattern.sub(rf"\g<shown>{HIDDEN}", word)
     return word
