@@ -39,6 +39,12 @@ _IMPORTED: Final = (
     "numpy.ma",
     "rich.console",
 )
+_ON_A_TERMINAL: Final = "on a terminal"
+_SLOWLY_IMPORTED: Final = {
+    "report": "gputrace.report.html.page",
+    _ON_A_TERMINAL: "gputrace.cli.record_live",
+}
+"""What some commands import besides, and takes long: the server imports it for the first."""
 _READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "TZ")
 """How the variables begin that Python, or a library of it, reads when a process starts."""
 
@@ -171,8 +177,10 @@ def _become_a_command(connection: socket.socket) -> bool:
             if not streams:
                 return False
             words, env, folder = json.loads(requests.readline())
-            if on_terminal := len(streams) == 4:
-                import_module("gputrace.cli.record_live")
+            on_terminal = len(streams) == 4
+            kind = _ON_A_TERMINAL if on_terminal else "".join(words[:1])
+            if kind in _SLOWLY_IMPORTED:
+                import_module(_SLOWLY_IMPORTED[kind])
                 gc.freeze()
             if not (process := os.fork()):
                 break
