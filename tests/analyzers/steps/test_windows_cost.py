@@ -321,32 +321,36 @@ def launch(correlation):
          (44, "<I", 1), (48, "<I", 7), (92, "<I", correlation),
          (104, "<Q", ctypes.addressof(name)))
 
-for step in range(1400):
+for step in range(int(sys.argv[1])):
     for index in range(5):
         launch(5 * step + index)
     gputrace.step()
 """
 
 
-def run(machine: Machine, spools: Path, **variables: str) -> None:
+def run(machine: Machine, spools: Path, steps: int, **variables: str) -> None:
     spools.mkdir()
     env = machine.environment(spools, {"GPUTRACE_CONTROL": "1", **variables})
     env |= {"GPUTRACE_LIBRARY": str(machine.folder / "collector.so")}
     env |= {"PYTHONPATH": os.pathsep.join([str(HOOKS), str(ROOT)])}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-c", PROGRAM, str(steps)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_in_programs_of_xla_cupti_stays(machine: Machine, tmp_path: Path) -> None:
     """It may crash programs that have CUDA graphs if it is let go of."""
-    run(machine, tmp_path / "spools", **machine.with_library(tmp_path))
+    run(machine, tmp_path / "spools", 600, **machine.with_library(tmp_path))
     merge(tmp_path / "spools", tmp_path / "trace.sqlite", {})
     with closing(sqlite3.connect(tmp_path / "trace.sqlite")) as rows:
         tables = {name for (name,) in rows.execute("SELECT name FROM sqlite_master")}
         (kernels,) = rows.execute("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()
-    assert kernels == 5 * 1400
+    assert kernels == 5 * 600
     assert "GPUTRACE_CONTROL" not in tables
 
 
@@ -354,7 +358,7 @@ def test_a_recording_has_a_stretch_without_cupti_and_knows_its_cost(
     machine: Machine, tmp_path: Path
 ) -> None:
     # A busy machine would have it sample.
-    run(machine, tmp_path / "spools", GPUTRACE_SAMPLE="all")
+    run(machine, tmp_path / "spools", 1400, GPUTRACE_SAMPLE="all")
     trace = tmp_path / "trace.sqlite"
     merge(tmp_path / "spools", trace, {})
     with closing(sqlite3.connect(trace)) as rows:
@@ -371,7 +375,7 @@ def test_a_recording_has_a_stretch_without_cupti_and_knows_its_cost(
     assert numbers == kernels, "CUPTI numbers calls from 1 on again when it comes back"
     begins = [2 ** int(np.log2(own[0])) for own in control]
     assert begins == sorted(set(begins))
-    assert begins[-1] == 1024
+    assert begins[-2:] == [512, 1024]
     assert all(own[-1] < 1.25 * first for own, first in zip(control, begins, strict=True))
     with gputrace.open(trace) as opened:
         report = opened.analyze()
