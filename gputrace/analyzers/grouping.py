@@ -108,6 +108,9 @@ def median(values: ArrayLike, axis: Literal[0] | None = None) -> Any:
         low, high = np.partition(known, middle)[middle].astype(np.float64)
         return (low + high) / 2
     ordered = np.partition(known, [*middle, -1], axis=0)
+    if known.dtype.kind == "f" and known.ndim == 1:
+        low, high, last = ordered[middle[0]], ordered[middle[1]], ordered[-1]
+        return last if np.isnan(last) else (low + high) / 2
     # NaN comes last.
     of_all = np.mean(ordered[middle[0] : middle[1] + 1], axis=0)
     return np.where(np.isnan(ordered[-1]), np.nan, of_all)[()]
