@@ -6,7 +6,9 @@ import io
 import sys
 import tarfile
 import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from gputrace.studies.framework_environments import (
     Framework,
     Needs,
     Unavailable,
+    _Environment,
     read_needs,
 )
 
@@ -62,6 +65,28 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "gputrace" / "environments"
 
 
+@pytest.fixture
+def linked_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives environments the pip that is here: Python takes seconds to install and compile one."""
+    spec, run = find_spec("pip"), _Environment._run
+    if spec is None or spec.origin is None:
+        return
+    installed = Path(spec.origin).parents[1]
+
+    def run_linked(
+        self: _Environment, command: Sequence[str], variables: Mapping[str, str] | None = None
+    ) -> None:
+        if command[1:3] != ["-m", "venv"]:
+            run(self, command, variables)
+            return
+        run(self, [*command, "--without-pip"])
+        (site,) = self.folder.glob("lib/python*/site-packages")
+        for path in (installed / "pip", *installed.glob("pip-*.dist-info")):
+            (site / path.name).symlink_to(path)
+
+    monkeypatch.setattr(_Environment, "_run", run_linked)
+
+
 def find(own: Framework, told: list[str]) -> Path:
     return Environments({}, "pip", told.append).find(own)
 
@@ -101,7 +126,8 @@ def test_an_environment_is_made_once_for_equal_needs(
         Environments({}, None, told.append).find(replace(own, requires=("more",)))
 
 
-def test_what_a_header_wants_no_build_of_is_not_built(tmp_path: Path, environments: Path) -> None:
+@pytest.mark.usefixtures("environments", "linked_pip")
+def test_what_a_header_wants_no_build_of_is_not_built(tmp_path: Path) -> None:
     """pip would build something of any source that calls itself by that name."""
     own = framework(tmp_path, "own==1.0")
     with tarfile.open(tmp_path / "own-1.0.tar.gz", "w:gz") as archive:
@@ -117,6 +143,7 @@ def test_what_a_header_wants_no_build_of_is_not_built(tmp_path: Path, environmen
             find(own, [])
 
 
+@pytest.mark.usefixtures("linked_pip")
 def test_a_program_prepares_what_the_installer_cannot(tmp_path: Path, environments: Path) -> None:
     """Here it makes the wheel that no index has; it is kept when the environment is made anew."""
     made = wheel(tmp_path).partition(" @ ")[2].removeprefix("file://")
