@@ -25,9 +25,10 @@ from gputrace.native import library
 from gputrace.readers.registry import open_trace
 from tests.helpers import command
 from tests.helpers.exports import Export, Opened
+from tests.helpers.once import once
 from tests.helpers.recordings import unpack
 from tests.helpers.sentences import check_sentences
-from tests.native.build import Machine, compile_once
+from tests.native.build import Machine, compile_all
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 
@@ -128,12 +129,18 @@ def saxpy(recording: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    """The collector and what plays a GPU to it, compiled once for all that test at a time."""
+def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all processes that test at a time, for what `once` makes."""
     ours = tmp_path_factory.getbasetemp()
-    folder = (ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours) / "machine"
-    compile_once(folder)
-    return Machine(folder)
+    folder = (ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours) / "common"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def machine(common: Path) -> Machine:
+    """The collector and what plays a GPU to it, compiled."""
+    return Machine(once(common / "machine", compile_all))
 
 
 @pytest.fixture(scope="module", params=["the C library", "numpy"])

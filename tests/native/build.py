@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -24,12 +23,15 @@ LIBRARIES: Final = ("-ldl", "-lpthread")
 def compile_all(folder: Path, *extra: str) -> None:
     """Puts libraries and the program into a folder; skips the test where there is no compiler.
 
+    The folder need not be there.
+
     GPUTRACE_TEST_CFLAGS adds options: of sanitizers, say.
     """
     extra += tuple(os.environ.get("GPUTRACE_TEST_CFLAGS", "").split())
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")
+    folder.mkdir(exist_ok=True)
     shared = ("-shared", "-fvisibility=hidden")
     for name, sources, options in (
         ("collector.so", sorted(COLLECTOR.glob("*.c")), (*shared, "-DGPUTRACE_STRICT")),
@@ -56,16 +58,6 @@ def compile_sampling(folder: Path) -> Path:
         [compiler, *OPTIONS, "-shared", "-o", library, *sources], check=True, timeout=120
     )
     return library
-
-
-def compile_once(folder: Path) -> None:
-    """Run `compile_all` in one of several processes; the others wait for it."""
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
-            compile_all(folder)
-            (folder / "done").touch()
 
 
 @dataclass(frozen=True, slots=True)

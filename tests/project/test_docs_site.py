@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tests.helpers import command
+from tests.helpers.once import once
 
 DOCS: Final = command.ROOT / "docs"
 PAGES: Final = sorted(page.relative_to(DOCS).with_suffix("") for page in DOCS.rglob("*.md"))
@@ -48,15 +49,17 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    options = ["-q", "-W", "--keep-going", "-d", str(folder / "doctrees")]
-    build = [sys.executable, "-m", "sphinx", *options, str(DOCS), str(folder / "html")]
-    done = subprocess.run(
-        build, capture_output=True, text=True, env=command.environment(), check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / "html"
+def site(common: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    options = ["-q", "-W", "--keep-going", "-d", str(tmp_path_factory.mktemp("doctrees"))]
+
+    def build(folder: Path) -> None:
+        words = [sys.executable, "-m", "sphinx", *options, str(DOCS), str(folder)]
+        done = subprocess.run(
+            words, capture_output=True, text=True, env=command.environment(), check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    return once(common / "site", build)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ import pytest
 import gputrace
 from tests.helpers import command
 from tests.helpers.on_terminal import OnTerminal
+from tests.helpers.once import once
 
 ROOT: Final = Path(__file__).parents[2]
 LEFT_OUT: Final = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "*.so", "build", "dist")
@@ -48,12 +49,15 @@ def run(*words: str | Path, env: dict[str, str] | None = None) -> None:
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(common: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the source archive, and the wheel that was built from it, not from here."""
     source = tmp_path_factory.mktemp("packaging") / "source"
-    shutil.copytree(ROOT, source, symlinks=True, ignore=LEFT_OUT)
-    run("-m", "build", "--no-isolation", source)
-    return source / "dist"
+
+    def build(folder: Path) -> None:
+        shutil.copytree(ROOT, source, symlinks=True, ignore=LEFT_OUT)
+        run("-m", "build", "--no-isolation", "--outdir", folder, source)
+
+    return once(common / "dist", build)
 
 
 @pytest.fixture(scope="module")

@@ -239,7 +239,7 @@ def test_frames_that_were_looked_at_are_held_no_longer(tmp_path: Path, version: 
         "over = False\n"
         "threads = [threading.Thread(target=spin) for _ in range(3)]\n"
         "for thread in threads: thread.start()\n"
-        "end = time.monotonic() + 1.5\n"
+        "end = time.monotonic() + 0.8\n"
         "while time.monotonic() < end: time.sleep(0.0001)\n"
         "over = True\n"
         "for thread in threads: thread.join()\n"

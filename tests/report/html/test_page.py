@@ -87,20 +87,9 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def made(
-    recording: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], str]:
-    """The page of a recording, made once."""
-    folder = tmp_path_factory.mktemp("pages")
-
-    def make(name: str) -> str:
-        target = folder / f"{name}.html"
-        if not target.exists():
-            with gputrace.open(recording(name)) as trace:
-                trace.report(target)
-        return target.read_text(encoding="utf-8")
-
-    return make
+def made(page_of: Callable[[str], Path]) -> Callable[[str], str]:
+    """The page of a recording, as text."""
+    return lambda name: page_of(name).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

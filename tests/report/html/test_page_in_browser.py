@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import re
 import signal
 import subprocess
@@ -32,7 +31,7 @@ from gputrace.units import parse_duration
 from tests.helpers import command
 from tests.helpers.chromium import Browser, chromium, needs_chromium
 from tests.helpers.command import ROOT, assert_refused, environment
-from tests.helpers.recordings import DATA, SMALL
+from tests.helpers.recordings import SMALL
 from tests.report.html.test_page import HOSTILE, STARVED, USAGE, hostile
 from tests.synthetic import Plan, simulate, write_nsys
 
@@ -69,42 +68,14 @@ def write(trace: Path, target: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def trace_of(
-    recording: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
-    """Unpacks one of `SMALL` or of `OTHERS`, once."""
-    folder = tmp_path_factory.mktemp("traces")
-
-    def find(name: str) -> Path:
-        packed, target = DATA / f"{name}.xz", folder / Path(name).name
-        if name in SMALL:
-            return recording(name)
-        if not packed.exists():
-            return DATA / name
-        if not target.exists():
-            target.write_bytes(lzma.decompress(packed.read_bytes()))
-        return target
-
-    return find
+def address_of(page_of: Callable[[str], Path]) -> Callable[[str], str]:
+    """The address of the page of a recording."""
+    return lambda name: page_of(name).as_uri()
 
 
 @pytest.fixture(scope="module")
-def page_of(
-    trace_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], str]:
-    """The address of the page of a recording, which many tests look at, written once."""
-    folder = tmp_path_factory.mktemp("pages")
-
-    def find(name: str) -> str:
-        target = folder / f"{Path(name).name}.html"
-        return target.as_uri() if target.exists() else write(trace_of(name), target)
-
-    return find
-
-
-@pytest.fixture(scope="module")
-def starved(page_of: Callable[[str], str]) -> str:
-    return page_of(STARVED)
+def starved(address_of: Callable[[str], str]) -> str:
+    return address_of(STARVED)
 
 
 def assert_nothing_wrong(browser: Browser) -> None:
@@ -120,9 +91,9 @@ def shown(browser: Browser) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", [*SMALL, *OTHERS])
 def test_real_traces_are_drawn_zoomed_and_searched(
-    name: str, browser: Browser, page_of: Callable[[str], str]
+    name: str, browser: Browser, address_of: Callable[[str], str]
 ) -> None:
-    browser.open(page_of(name))
+    browser.open(address_of(name))
     before = shown(browser)
     assert browser.run(f"{BARS}.left.length")
     browser.run("document.querySelector('[data-do=in]').click()")
@@ -214,9 +185,9 @@ def test_zoomed_in_boxes_have_names_and_details_and_point_to_their_launch(
 
 
 def test_the_longest_launch_is_a_column_and_a_click_away(
-    browser: Browser, page_of: Callable[[str], str]
+    browser: Browser, address_of: Callable[[str], str]
 ) -> None:
-    browser.open(page_of(OTHERS[1]))
+    browser.open(address_of(OTHERS[1]))
     browser.until("document.body.dataset.rows")
     heads = "[...document.querySelectorAll('#kernels thead th')]"
     at = browser.run(f"{heads}.findIndex(head => head.textContent === 'longest')")
@@ -266,14 +237,14 @@ def range_of(name: str, browser: Browser) -> tuple[float, float]:
 
 
 def test_warm_up_is_folded_until_it_is_asked_for_or_looked_at(
-    browser: Browser, trace_of: Callable[[str], Path], page_of: Callable[[str], str]
+    browser: Browser, trace_of: Callable[[str], Path], address_of: Callable[[str], str]
 ) -> None:
     with gputrace.open(trace_of(SLOW_LOADER)) as opened:
         report = opened.analyze()
     steady = [step for step in report.step_list if step.phase == "steady"]
     assert len(steady) < len(report.step_list)
     first = (min(step.start_ns for step in steady) - report.origin_ns) / 1e9
-    browser.open(page_of(SLOW_LOADER))
+    browser.open(address_of(SLOW_LOADER))
     folded = {name: range_of(name, browser) for name in ("overview", "busy", "steps")}
     length = folded["overview"][1] - folded["overview"][0]
     for name in ("overview", "busy"):
@@ -339,8 +310,10 @@ def test_columns_sort_by_length_number_and_name(browser: Browser, starved: str) 
     assert browser.run(f"[...{breakdown}.rows].at(-1).cells[0].textContent") == "total"
 
 
-def test_nothing_is_wider_than_the_window(browser: Browser, page_of: Callable[[str], str]) -> None:
-    browser.open(page_of(SLOW_LOADER))
+def test_nothing_is_wider_than_the_window(
+    browser: Browser, address_of: Callable[[str], str]
+) -> None:
+    browser.open(address_of(SLOW_LOADER))
     size = {"height": 1000, "deviceScaleFactor": 1, "mobile": False}
     try:
         for width, columns in ((1400, 3), (768, 2), (390, 1)):
