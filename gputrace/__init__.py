@@ -12,6 +12,7 @@ __all__ = [
     "annotate",
     "arm",
     "compare",
+    "environment",
     "open",
     "step",
     "try_cures",
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gputrace.api import compare, open
-    from gputrace.collectors.in_process import arm
+    from gputrace.collectors.in_process import arm, environment
     from gputrace.errors import GputraceError
     from gputrace.marks import annotate, step
     from gputrace.trials.trial import try_cures
@@ -36,6 +37,7 @@ def __getattr__(name: str) -> Any:
         "compare": "api",
         "annotate": "marks",
         "arm": "collectors.in_process",
+        "environment": "collectors.in_process",
         "step": "marks",
         "try_cures": "trials.trial",
         "GputraceError": "errors",

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gputrace.collectors.exit_watch import read_exits
+from gputrace.collectors.job_tasks import read_meta
 from gputrace.collectors.spool import LATEST
 from gputrace.collectors.spool.activity import ON_GPU, Spool
 from gputrace.collectors.spool.host_events import HostEvents
@@ -43,7 +44,9 @@ def read_lives(
     """Return the lives of a recording's processes by host and pid; times are CLOCK_REALTIME.
 
     A process begins another attempt if it works on the same rank as one that had ended before, and
-    torchrun counts a restart in between, or that one failed and was of the same script.
+    torchrun counts a restart in between, or that one failed and was of the same script. Where the
+    recorded program has succeeded, processes that came to the end of its last attempt did not fail:
+    Ray ends its workers with exit code 1.
     """
     exits = read_exits(folder)
     files: dict[tuple[str, int], list[HostEvents | Spool]] = {}
@@ -54,11 +57,17 @@ def read_lives(
     known = (_known(key, of, exits.get(key), rank_of) for key, of in files.items())
     for each in sorted(known, key=lambda each: each.life.start):
         groups.setdefault((each.host, each.group), []).append(each)
-    return {
+    lives = {
         (each.host, life.process): life
         for group in groups.values()
         for each, life in zip(group, _number(group), strict=True)
     }
+    last = max(((life.attempt, life.steps) for life in lives.values()), default=None)
+    if read_meta(folder).get("exit_code") == "0":
+        for key, life in lives.items():
+            if life.exit_code and (life.attempt, life.steps) == last:
+                lives[key] = replace(life, exit_code=None)
+    return lives
 
 
 def _known(

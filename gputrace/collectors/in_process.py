@@ -154,15 +154,37 @@ def arm() -> str:
     Returns:
         Why its GPUs, or all of it, cannot be recorded; empty if they can.
     """
-    if marks.recording_folder() is not None:
-        return ""
     late = _LATE if has_driver() and has_started() else ""
     try:
-        os.environ |= arming(os.environ)
-        _install_hooks()
+        return late if _arm() else ""
     except (GputraceError, OSError, ImportError) as error:
         return str(error)
-    return late
+
+
+def environment() -> dict[str, str]:
+    """Return the variables with which programs that another one starts belong to this one's job.
+
+    They are recorded like this program, or armed with it, which it is from now on unless it was:
+    ``RunConfig(worker_runtime_env={"env_vars": gputrace.environment()})`` for Ray's workers.
+    gputrace must be installed there under the same path; programs on other machines can be armed,
+    but are not recorded with this one.
+
+    Raises MissingError or UsageError where programs cannot be armed here, OSError where the folder
+    of armed programs cannot be made.
+    """
+    _arm()
+    kept = ("PYTHONPATH", *_FOR_CUDA)
+    named = os.environ.items()
+    return {name: text for name, text in named if name in kept or name.startswith("GPUTRACE_")}
+
+
+def _arm() -> bool:
+    """Arm this program; return False if it is armed or recorded already."""
+    if marks.recording_folder() is not None:
+        return False
+    os.environ |= arming(os.environ)
+    _install_hooks()
+    return True
 
 
 def save_so_far(folder: Path, trace: Path) -> Merged:

@@ -90,6 +90,9 @@ def record(
         growth = GrowthWatch(prepared.folder, from_bytes, report_size)
         with _watched(prepared, log, growth, hangs) as meanwhile:
             code = prepared.backend.run(prepared.launch, prepared.folder, log, meanwhile)
+        if task is None:
+            meta = job_tasks.read_meta(prepared.folder) | {"exit_code": str(code)}
+            job_tasks.write_meta(prepared.folder, meta)
         for watch in hangs:
             watch.finish(code)
         return code

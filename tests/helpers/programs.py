@@ -159,11 +159,11 @@ def check_steps(program: Program, module: str, name: str, method: str, mark: str
     assert numbers(program.events(), "step") == [0, 1]
 
 
-def torch_python() -> str:
+def torch_python(needs: str = "torch") -> str:
     """A Python that has torch; GPUTRACE_TORCH_PYTHON may name it, if this one has none."""
     python = os.environ.get("GPUTRACE_TORCH_PYTHON", sys.executable)
-    if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
-        pytest.skip("torch is not installed; GPUTRACE_TORCH_PYTHON may name a Python that has it")
+    if subprocess.run([python, "-c", f"import {needs}"], capture_output=True).returncode:
+        pytest.skip(f"no {needs}; GPUTRACE_TORCH_PYTHON may name a Python that has it")
     return python
 
 

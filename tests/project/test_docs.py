@@ -236,7 +236,7 @@ def test_every_option_for_slurm_is_documented() -> None:
 
 PUBLIC: Final = (
     *(gputrace.open, gputrace.compare, gputrace.step, gputrace.annotate, gputrace.arm),
-    gputrace.try_cures,
+    *(gputrace.environment, gputrace.try_cures),
     *(
         OpenTrace.analyze,
         OpenTrace.explain_step,

@@ -596,7 +596,8 @@ class Facts(Struct, frozen=True, dict=True):
         samples = {
             thread: lines.within(thread, time)
             for thread in lines.times
-            if processes is None or thread[0] in processes
+            # Without a stand-in, another thread trains than those that were sampled.
+            if thread[0] in (lines.stand_ins if processes is None else processes)
         }
         place = None
         if blocked:

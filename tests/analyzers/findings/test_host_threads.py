@@ -187,6 +187,20 @@ def test_the_line_of_a_wait_is_where_the_thread_sleeps_and_not_where_it_computes
     assert found.evidence["line"] == "train.py:9 wait_for_peer"
 
 
+def test_no_line_is_named_where_another_thread_was_sampled_than_the_one_that_trains(
+    tmp_path: Path,
+) -> None:
+    export = with_counters()
+    counted(export, {"on core": 3 * MS}, {})
+    name = export.string("worker.py:323 main_loop")
+    who = {"globalTid": global_id(PID, thread=PID + 1), "nameId": name, "innerNameId": name}
+    for start in range(1, STEPS * PERIOD, MS):
+        export.add(SAMPLE, start=start, waitedNs=MS, **who)
+    found = the(analyze(export, tmp_path), "host-blocked")
+    assert "line" not in found.evidence
+    assert found.advice == "check what it waits for"
+
+
 @pytest.mark.parametrize("computes", [5, 7])
 def test_a_thread_that_waits_while_others_of_its_process_compute_needs_no_cure(
     tmp_path: Path, computes: int

@@ -24,7 +24,8 @@ import time
 def enter() -> str:
     """Return the folder that an armed process writes to; raises OSError where it cannot be made.
 
-    It is that of the process that started this one, or a new one below GPUTRACE_ARM.
+    It is that of the process that started this one, also where that was on another machine, or a
+    new one below GPUTRACE_ARM.
     """
     folder, user = os.environ.get("GPUTRACE_DIR", ""), os.getuid()
     if os.path.isdir(folder):
@@ -40,8 +41,12 @@ def enter() -> str:
     # A folder of this user's that nobody else may enter: /tmp is everybody's.
     if (status.st_mode, status.st_uid) != (0o40700, user):
         raise PermissionError(f"{above}: not a folder of mode 0700 that belongs to you")
-    folder = os.path.join(above, f"{os.getpid()}-{os.urandom(4).hex()}")
-    os.mkdir(folder, 0o700)
+    if os.path.dirname(folder) != above:
+        folder = os.path.join(above, f"{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        pass
     return folder
 
 
