@@ -41,6 +41,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "watch.command",
             "gputrace watch",
             "gputrace watch 4711 --metrics 9400 --alert 'notify-send \"$GPUTRACE_ALERT\"'",
+            "gputrace watch --otlp http://collector:4318",
         ),
         "status": ("arm.status", "gputrace status 4711 --json"),
         "list": ("arm.list_", "gputrace list"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import click
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from gputrace.model.sketches import SketchReport, Slowdown
 
 _SHORTEST_NS: Final = 500_000_000
+_LONGEST: Final = 400
+"""Characters of a problem that another library words."""
 
 
 @click.command("watch")
@@ -42,6 +47,9 @@ _SHORTEST_NS: Final = 500_000_000
     metavar="[HOST:]PORT",
     help="Serve Prometheus metrics, on this machine alone unless HOST says otherwise.",
 )
+@click.option(
+    "--otlp", metavar="URL", help="Send the same metrics to an OpenTelemetry collector, by HTTP."
+)
 @click.argument("target", metavar="[PID|JOB]", required=False)
 def command(
     output: Path | None,
@@ -49,6 +57,7 @@ def command(
     length: str | None,
     alert: str | None,
     metrics: str | None,
+    otlp: str | None,
     target: str | None,
 ) -> int:
     """Watch a job under `gputrace arm`: which rank is late, and since when steps are slower.
@@ -68,15 +77,17 @@ def command(
     folder = output or Path("gputrace-" + "".join(c if c.isalnum() else "-" for c in job))
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: a file; name a folder")
-    show = _serve(metrics) if metrics else None
+    shows = [_serve(metrics)] if metrics else []
+    shows += [_send(otlp, pause_ns)] if otlp else []
     until = time.monotonic() + length_ns / 1e9 if length_ns else None
     known: dict[tuple[str, str, int | None], int] = {}
     steps = 0
     try:
         sketcher = Sketcher(folder)
         ends = f"for {length_ns / 1e9:g} s" if length_ns else "until it ends or Ctrl+C"
-        shows = f"`gputrace analyze {folder}` shows its steps"
-        note(f"watching {processes} of job {job} {ends}; {shows}")
+        note(
+            f"watching {processes} of job {job} {ends}; `gputrace analyze {folder}` shows its steps"
+        )
         while True:
             members = [member for member in find() if member.job == job]
             steps += sketcher.look(members)
@@ -87,7 +98,7 @@ def command(
                     if change.since_step - known.get(key, -WINDOW) >= WINDOW:
                         _say(change, alert)
                     known.setdefault(key, change.since_step)
-                if show is not None:
+                for show in shows:
                     show(report)
             if not members or (until is not None and time.monotonic() >= until):
                 break
@@ -143,7 +154,7 @@ def _serve(address: str) -> Callable[[SketchReport], None]:
 
     class _Collector:
         def collect(self) -> Iterator[Any]:
-            for name, text, labels, rows in _families(latest[0]) if latest else ():
+            for name, text, labels, rows in families(latest[0]) if latest else ():
                 family = GaugeMetricFamily(f"gputrace_{name}", text, labels=labels)
                 for values, figure in rows:
                     family.add_metric(list(map(str, values)), figure)
@@ -163,12 +174,70 @@ def _serve(address: str) -> Callable[[SketchReport], None]:
     return show
 
 
-_Family = tuple[str, str, Sequence[str], list[tuple[tuple[Any, ...], float]]]
+def _send(url: str, pause_ns: int) -> Callable[[SketchReport], None]:
+    """Send metrics now and then, and at the end; return the function that sets them.
+
+    Headers, certificates and the timeout are what the variables OTEL_EXPORTER_OTLP_* say. Raises
+    MissingError without the SDK.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"--otlp {url}: not a URL such as http://collector:4318")
+    try:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.metrics import Observation
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    except ImportError:
+        problem = "--otlp needs OpenTelemetry's SDK and exporter"
+        raise MissingError(f'{problem}: pip install "gputrace[otlp]"') from None
+    from gputrace.model.sketches import SketchReport
+
+    latest: list[SketchReport] = []
+
+    def observe(name: str, _: object) -> Iterator[Any]:
+        for known, _text, labels, rows in families(latest[0]) if latest else ():
+            for values, figure in rows if known == name else ():
+                yield Observation(figure, dict(zip(labels, values, strict=True)))
+
+    # Not the password, if it has one.
+    _say_failures(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+    exporter = OTLPMetricExporter(url if parts.path.strip("/") else f"{url.rstrip('/')}/v1/metrics")
+    reader = PeriodicExportingMetricReader(exporter, pause_ns / 1e6)
+    provider = MeterProvider([reader], Resource.create({SERVICE_NAME: "gputrace"}))
+    meter = provider.get_meter("gputrace")
+    for name, text, *_ in families(SketchReport(1, "sketches", (), ())):
+        unit = {"seconds": "s", "bytes": "By"}.get(name.rpartition("_")[2], "")
+        meter.create_observable_gauge(f"gputrace_{name}", [partial(observe, name)], unit, text)
+
+    def show(report: SketchReport) -> None:
+        latest[:] = [report]
+
+    return show
 
 
-def _families(report: SketchReport) -> Iterator[_Family]:
+def _say_failures(url: str) -> None:
+    """Say the first problem that the exporter logs; it tries again by itself."""
+    logger = logging.getLogger("opentelemetry")
+
+    class _First(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logger.removeHandler(self)
+            log(f"--otlp {url}: {' '.join(record.getMessage().split())[:_LONGEST]}")
+
+    logger.addHandler(_First(logging.WARNING))
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
+
+
+Family = tuple[str, str, Sequence[str], list[tuple[tuple[Any, ...], float]]]
+
+
+def families(report: SketchReport) -> Iterator[Family]:
     """Yield name, help, labels and rows of each metric."""
-    where = ("job", "rank", "host")
+    # "job" is a label of Prometheus's own.
+    where = ("run", "rank", "host")
     rows = [((row.job, row.rank, row.host), row) for row in report.ranks]
     for name, text, field, scale in (
         ("steps", "Training steps that have ended.", "steps", 1.0),
@@ -186,5 +255,5 @@ def _families(report: SketchReport) -> Iterator[_Family]:
         ((c.job, c.kind, "" if c.rank is None else c.rank, c.part), c.ns * 1e-9)
         for c in report.changes
     ]
-    labels = ("job", "kind", "rank", "part")
+    labels = ("run", "kind", "rank", "part")
     yield "lost_seconds", "Time that a step loses to a late rank or a change.", labels, found

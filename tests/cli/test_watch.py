@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import re
@@ -11,15 +12,19 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gputrace.cli.watch import families
 from gputrace.collectors import armed
+from gputrace.model.sketches import SketchReport
 from tests.helpers import command
 
 TRAINS = """
@@ -129,12 +134,80 @@ def test_metrics_are_served_to_prometheus_beside_a_reader_that_stalls(
         watching.wait()
 
 
+@contextmanager
+def collector() -> Iterator[tuple[str, list[Any]]]:
+    """Listen as an OpenTelemetry collector does; yield its URL and the requests it gets."""
+    service = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
+    requests: list[Any] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert (self.path, self.headers["x-key"]) == ("/v1/metrics", "secret")
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            requests.append(service.ExportMetricsServiceRequest.FromString(body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", requests
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_metrics_are_sent_to_a_collector_of_opentelemetry_also_at_the_end(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    env = environment | {"OTEL_EXPORTER_OTLP_HEADERS": "x-key=secret"}
+    with collector() as (url, requests):
+        words = ("-o", tmp_path / "s", "--every", "1s", "--for", "3s", "--otlp", url)
+        ran = command.gputrace("watch", *words, env=env)
+    assert (ran.code, "--otlp" in ran.err) == (0, False), ran.err
+    assert len(requests) > 1
+    (resource,) = requests[-1].resource_metrics
+    named = {each.key: each.value.string_value for each in resource.resource.attributes}
+    assert named["service.name"] == "gputrace"
+    (scope,) = resource.scope_metrics
+    metrics = {metric.name: metric for metric in scope.metrics}
+    assert metrics.keys() == {
+        f"gputrace_{name}" for name, *_ in families(SketchReport(1, "sketches", (), ()))
+    }
+    assert metrics["gputrace_step_seconds"].unit == "s"
+    parts = {}
+    for point in metrics["gputrace_step_part_seconds"].gauge.data_points:
+        labels = {each.key: each.value for each in point.attributes}
+        if labels["part"].string_value == "data":
+            parts[labels["rank"].int_value] = point.as_double
+    assert parts.keys() == {0, 1, 2}
+    assert parts[2] > 0.02 > parts[0]
+
+
+def test_a_collector_that_is_not_there_is_said_once_and_the_watch_goes_on(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    words = ("-o", tmp_path / "s", "--every", "1s", "--for", "3s", "--otlp", url)
+    env = environment | {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+    ran = command.gputrace("watch", *words, env=env)
+    assert (ran.code, ran.err.count(f"--otlp {url}: ")) == (0, 1), ran.err
+    assert "kept in" in ran.err
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
         (("--every", "1ms"), "--every 1ms: half a second at least"),
         (("--for", "x"), "--for: "),
         (("--metrics", "99999"), "--metrics 99999: not a port, nor HOST:PORT"),
+        (("--otlp", "collector:4318"), "collector:4318: not a URL such as http://collector:4318"),
         (("-o", "/dev/null"), "/dev/null: a file; name a folder"),
     ],
 )
