@@ -43,6 +43,11 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "gputrace watch 4711 --metrics 9400 --alert 'notify-send \"$GPUTRACE_ALERT\"'",
             "gputrace watch --otlp http://collector:4318",
         ),
+        "k8s": (
+            "k8s.command",
+            "gputrace k8s patch job.yaml -o armed.yaml",
+            "gputrace k8s patch job.yaml --with record --claim traces -o recorded.yaml",
+        ),
         "status": ("arm.status", "gputrace status 4711 --json"),
         "list": ("arm.list_", "gputrace list"),
     },
