@@ -16,6 +16,7 @@ from gputrace.analyzers.host_state import read_counters, read_host_state
 from gputrace.analyzers.idle_causes import read_evidence
 from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.loader import Pace, measure_loaders, measure_pipelines, read_loaders
+from gputrace.model.events import Kind
 from gputrace.model.host import COLLATING, READING, SENDING, InputPipeline, Loader
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching, search, union
 from gputrace.model.results import Breakdown, Evidence, Finding
@@ -165,6 +166,10 @@ _SLEEPS: Final = (
     "are late, load them in parallel, ahead of time"
 )
 _LOAD_SOONER: Final = "load and decode batches in parallel, ahead of time"
+_MAKE_ON_GPU: Final = (
+    "make the batch on the GPU (device='cuda'), or ahead of time, in the workers of a DataLoader; "
+    "copy once what stays the same"
+)
 _MAKE_SOONER: Final = (
     "generate or read the copied data in parallel while the GPU works, or on the GPU"
 )
@@ -177,12 +182,23 @@ def how_to_feed_faster(facts: Facts) -> str:
         return _COPY_SOONER
     if charged and re.search("sleep", charged[0].call or ""):
         return f"find out why that thread sleeps: {_SLEEPS}"
+    if "kineto" in facts.trace.source.split("+") and not _has_loader(facts):
+        return _MAKE_ON_GPU
     is_pinned = facts.is_pinned("h2d") or (loader is not None and loader.pins_memory)
     has_batches = facts.trains or not facts.per_gpu.operations
     return _FEED_FASTER.get(facts.framework, _LOAD_SOONER if has_batches else _MAKE_SOONER).format(
         workers="" if loader is None else f", now {loader.workers}",
         pin="" if is_pinned else ", pin_memory=True",
     )
+
+
+def _has_loader(facts: Facts) -> bool:
+    """Return whether waits for a loader were recorded, or PyTorch's profiler recorded no operators.
+
+    With these, it records each batch that a DataLoader gives.
+    """
+    waits = read_evidence(facts.trace).data.values()
+    return Kind.OPERATOR not in facts.trace.kinds or any(map(len, waits))
 
 
 def _slowest_loader(facts: Facts) -> Loader | None:
