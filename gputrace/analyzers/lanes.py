@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
 from gputrace.analyzers.cuda_api_calls import NOBODY, CudaApiCalls
+from gputrace.analyzers.grouping import median
 from gputrace.analyzers.idle_causes import (
     Causes,
     HostEvidence,
@@ -478,12 +479,15 @@ def _read_marked(trace: Trace, waits: _Waits) -> dict[int, _Marked]:
             rows, start, end, note = mended
         if note and (note := f"marked steps: {note}") not in trace.quality.notes:
             trace.quality.notes.append(note)
+        is_range = trace.source.startswith("kineto")
+        if is_range and len(rows) > 1 and 2 * median(end - start) < median(np.diff(start)):
+            # Points, as older profilers of PyTorch write them: a step lasts until the next one.
+            rows, start, end = rows[:-1], start[:-1], start[1:]
         steps = steps.select(rows)
         threads = frozenset(steps.thread.tolist())
         # Of marks at the ends of steps, nothing marks the start of the first one: it begins with
         # its first wait for data; without a wait its length is not known, and it is left out.
         data, start = _waits_of(process, waits, threads), start.copy()
-        is_range = trace.source.startswith("kineto")
         has_begun = is_range or bool(steps.correlation[0])
         if data is None or data.start[0] >= end[0]:
             start, end = start[not is_range :], end[not is_range :]

@@ -29,6 +29,7 @@ from gputrace.model.communication import (
 from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Times, union
 from gputrace.model.results import Step
+from gputrace.model.trace import Trace
 
 DATA, SHARDED, TENSOR = "data", "sharded data", "tensor"
 PIPELINE, EXPERT, CONTEXT = "pipeline", "expert", "context"
@@ -83,7 +84,17 @@ def find_roles(gpus: PerGpu, collectives: Collectives, measured: Sequence[Step])
         group = collectives.groups[index]
         early = (before < _FORWARD_PART) & (beside < _HIDDEN_PART)
         named[index] = _role(collectives, group, rows, number[rows], early)
+    # Experts of fixed capacity exchange as evenly as attention over parts of a sequence does.
+    if CONTEXT in named and _ranges_name_experts(gpus.trace):
+        named = ["" if role == CONTEXT else role for role in named]
     return tuple(named)
+
+
+def _ranges_name_experts(trace: Trace) -> bool:
+    if Kind.RANGE not in trace.kinds:
+        return False
+    ids = distinct_ids(trace.events([Kind.RANGE], ["name"]).name)
+    return bool(trace.search(ids, r"(?i)(?<![a-z])(moe|experts?)(?![a-z])"))
 
 
 def _compute_around(

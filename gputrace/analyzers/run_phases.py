@@ -301,6 +301,10 @@ _COMPILE_RANGE: Final = (
 )
 """Ranges that compile: what was compiled ("Torch-Compiled Region") and what is looked up in a cache
 runs in each step."""
+_GENERATED: Final = r"^triton_[a-z]{3}_fused"
+_COMPILING_NS: Final = 100_000_000
+"""Kernels that TorchInductor generates, and the shortest gap before the first run of one that is
+taken for compiling it."""
 _COMPILE_OVERHEAD: Final = r"(?i)JIT|compiler"
 _LOAD_OVERHEAD: Final = r"(?i)module loading|function loading|lazy"
 _KERNELS_BETWEEN_TRIALS: Final = 3
@@ -431,25 +435,29 @@ def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
     inside = [union(calls.start[part], calls.end[part], is_sorted=True) for part in issuing]
 
     # A launch waits, too, where the GPU's queue is full: code is loaded at a kernel's first.
-    events = view.operations.events.having("kind", "name", "process", "correlation")
+    events = view.operations.events.having("start", "kind", "name", "process", "correlation")
     events = events.select(events.kind == Kind.KERNEL)
-    launches = calls.issued_by(events.select(np.unique(events.name, return_index=True)[1]))
+    firsts = events.select(np.unique(events.name, return_index=True)[1])
+    launches = calls.issued_by(firsts)
     launches = launches[launches != NOBODY]
     launches = launches[calls.end[launches] - calls.start[launches] > _LONG_LAUNCH_NS]
+
+    generated = list(view.trace.search(distinct_ids(firsts.name), _GENERATED))
+    compiled = firsts.start[is_among(firsts.name, generated)]
+    gaps = view.lane.timeline.gaps
+    compiles = gaps.select(np.isin(gaps.end, compiled) & (gaps.lengths >= _COMPILING_NS))
 
     captures = view.once(_captures)
     captures = captures[[any(p.start <= at < p.stop for p in threads) for at in captures[:, 0]]]
     return {
         "graph_capture": union(calls.start[captures[:, 0]], calls.end[captures[:, 1]]),
-        "compilation": called(_COMPILES),
+        "compilation": merge_touching(called(_COMPILES), compiles),
         "module_loading": merge_touching(
             called(_LOADS), union(calls.start[launches], calls.end[launches])
         ),
         "allocation": spans(lambda part: calls.sort[part] == Call.ALLOC),
         "freeing": called(_FREES),
-        "host": view.lane.timeline.gaps.clip(start, end).difference(
-            reduce(merge_touching, inside, EMPTY)
-        ),
+        "host": gaps.clip(start, end).difference(reduce(merge_touching, inside, EMPTY)),
     }
 
 

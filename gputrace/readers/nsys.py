@@ -129,6 +129,13 @@ class NsysTrace(SqliteTrace[schema.Table]):
         elif any(traced):
             problem += ", and not a CUDA call, though nsys traced them: the program used no GPU"
             remedy = "record one that does, or the process of it that does"
+            is_cuda = "value GLOB '*/libcuda.so*' OR value GLOB '*/libcudart*.so*' LIMIT 1"
+            for (library,) in self._database.select("StringIds", "value", where=is_cuda):
+                problem += (
+                    f", or nsys cannot trace it here: {library.rpartition('/')[2]} is in the "
+                )
+                problem += "stacks of its threads"
+                remedy += "; in WSL and on Jetson, by the nsys and the driver that are made for it"
         problem = ". ".join([*self.quality.warnings, problem])
         raise InputError(self.path, f"{problem}; {remedy}")
 

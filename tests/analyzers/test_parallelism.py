@@ -22,7 +22,7 @@ from gputrace.analyzers.parallelism import role_of_name
 from gputrace.api import Report
 from gputrace.model.communication import Pipeline
 from gputrace.readers.registry import open_trace
-from tests.helpers.exports import NVTX, Value
+from tests.helpers.exports import NVTX, PUSH_POP_RANGE, Value, global_id
 from tests.helpers.kineto import kernel, write
 from tests.helpers.per_gpu import gpus_with_lanes
 from tests.helpers.sentences import words_of
@@ -515,6 +515,27 @@ def routed(path: Path, busy: Callable[[int], int], factor: float = 1.5) -> Repor
             world.all_to_all(group, 4_000_000 + 100_000 * layer, 20 * US)
 
     return analyzed(trained(world, step), path)
+
+
+@pytest.mark.parametrize(
+    ("range_name", "role"), [("moe_train_step", ""), ("train_step", "context")]
+)
+def test_exchanges_of_equal_size_are_of_no_sequence_where_experts_are_named(
+    tmp_path: Path, range_name: str, role: str
+) -> None:
+    world = World(2)
+    group = world.group(range(2))
+
+    def step(_: int) -> None:
+        for _layer in range(LAYERS):
+            for rank in range(2):
+                world.compute(rank, 200 * US)
+            world.all_to_all(group, 4_000_000, 20 * US)
+
+    thread, kind = global_id(100), PUSH_POP_RANGE
+    world.export.add(NVTX, start=1, end=2, text=range_name, eventType=kind, globalTid=thread)
+    (total,) = analyzed(trained(world, step), tmp_path).collectives
+    assert total.role == role
 
 
 def test_a_rank_with_busy_experts_is_named(tmp_path: Path) -> None:

@@ -198,6 +198,15 @@ def test_steps_on_a_cpu_are_of_the_profiler_not_of_its_last_step(tmp_path: Path)
     assert "Steps are from mark to mark of 'ProfilerStep', in host time" in " ".join(text.split())
 
 
+def test_marks_that_are_points_are_steps_until_the_next_one(tmp_path: Path) -> None:
+    """Older profilers of PyTorch close the range of a step where it begins."""
+    events = [event("user_annotation", f"ProfilerStep#{n}", 3_000 * n, 18) for n in range(5)]
+    report = analyze(write(tmp_path / "run.pt.trace.json", *events))
+    assert [(step.start_ns, step.end_ns - step.start_ns) for step in report.step_list] == [
+        (3_000_000 * n + report.step_list[0].start_ns, 3_000_000) for n in range(4)
+    ]
+
+
 def test_the_first_step_s_wait_for_data_is_not_lost(tmp_path: Path) -> None:
     """Three steps of 10 ms: 6 ms of loading, then a launch and a kernel of 3 ms."""
     events = []

@@ -210,3 +210,7 @@ def test_an_export_of_calls_alone_says_what_they_show(
     export.add("OSRT_API", start=1, end=5, globalTid=global_id(100), nameId=export.string("poll"))
     with pytest.raises(InputError, match=said):
         gputrace.open(export.write(tmp_path / "trace.sqlite"))
+    export.string("/usr/lib/wsl/drivers/libcuda.so.1.1")
+    stacks = "or nsys cannot trace it here: libcuda.so.1.1 is in the stacks"
+    with pytest.raises(InputError, match=said if call else stacks):
+        gputrace.open(export.write(tmp_path / "stacks.sqlite"))

@@ -422,7 +422,9 @@ def compute_bound(facts: Facts) -> Iterator[Finding]:
         facts.mean("compute") - waits_ns,
         f"{facts.do('compute')} {share:.0%} of the time: {whose} speed is the limit"
         + (f", {part:.0%} of it in {most}" if most else ""),
-        "make the kernels cheaper: " + _LESS.get(most, "") + _how_to_compute_less(facts),
+        "make the kernels cheaper: "
+        + (_LESS.get(most, "") if facts.framework else "")
+        + _how_to_compute_less(facts),
         {"share": round(share, 4)} | ({"settled_share": round(settled, 4)} if settled else {}),
         [f"in the later half, it is {settled:.0%}" if settled else ""],
     )

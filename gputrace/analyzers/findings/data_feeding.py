@@ -193,12 +193,11 @@ def how_to_feed_faster(facts: Facts) -> str:
 
 
 def _has_loader(facts: Facts) -> bool:
-    """Return whether waits for a loader were recorded, or PyTorch's profiler recorded no operators.
-
-    With these, it records each batch that a DataLoader gives.
+    """Return whether waits for a loader were recorded, or PyTorch's profiler recorded no host, of
+    which it names each batch that a DataLoader gives.
     """
-    waits = read_evidence(facts.trace).data.values()
-    return Kind.OPERATOR not in facts.trace.kinds or any(map(len, waits))
+    of_host = {Kind.OPERATOR, Kind.RANGE, Kind.STEP} & facts.trace.kinds
+    return not of_host or any(map(len, read_evidence(facts.trace).data.values()))
 
 
 def _slowest_loader(facts: Facts) -> Loader | None:

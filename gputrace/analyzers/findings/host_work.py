@@ -5,6 +5,7 @@ host, modes for debugging that were left on, and other work than to launch.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Final, NamedTuple
@@ -16,12 +17,14 @@ from gputrace.analyzers.findings.facts import Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.grouping import times_by_process
 from gputrace.analyzers.host_state import read_host_state
+from gputrace.analyzers.ledger import lost_time
 from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.steps.inferred import find_returned
 from gputrace.model.events import Events, Kind, distinct_ids, is_among
 from gputrace.model.host import BACKWARD, CHECKPOINT, DATA, FORWARD, OPTIMIZER, ROLLOUT
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
 from gputrace.model.results import Finding
+from gputrace.sanitize import clean
 from gputrace.units import format_count, format_ns, format_number
 
 _LOW_SHARE: Final = 0.02
@@ -197,6 +200,8 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     ):
         if any(row.frame is not None and re.search(frames, row.frame) for row in rows):
             details, advice = [what, *details], cure
+    if not lines and rows and (place := _range_of_work(facts)):
+        details.append(place)
     ask = "" if lines or facts.lines is not None or not facts.framework else _NAME_THE_LINE
     yield from facts.costly(
         "host-work",
@@ -204,6 +209,46 @@ def host_work(facts: Facts) -> Iterator[Finding]:
         advice + ask,
         details,
     )
+
+
+_MOST_FAMILIES: Final = 1000
+_NAMED_RANGE_PART: Final = 0.5
+_WHOLE_PART: Final = 0.9
+"""Number of names, numbers aside, beyond which none is looked for; part of the work that ranges of
+a name must hold; and part of the time from which they say nothing about its place."""
+
+
+def _range_of_work(facts: Facts) -> str:
+    """Return the ranges of one name in which most of the work lies, the narrowest; or nothing."""
+    inside, length = Counter[str](), Counter[str]()
+    for found in facts.per_gpu.each(_work_in_ranges, facts.working, facts.working_times):
+        for name, (work, total) in found.items():
+            inside[name] += work
+            length[name] += total
+    spent = facts.ledger.mean("host-work") * facts.turns
+    whole = _WHOLE_PART * sum(time.total for time in facts.working_times)
+    named = [n for n in inside if inside[n] >= _NAMED_RANGE_PART * spent and length[n] < whole]
+    name = min(named, key=lambda name: length[name], default=None)
+    return "" if name is None else f"{inside[name] / spent:.0%} of it is in the range {clean(name)}"
+
+
+def _work_in_ranges(gpu: GpuShardView, time: Intervals) -> dict[str, tuple[int, int]]:
+    """Return by name, numbers aside, how much of the work that a GPU waits for in some time lies in
+    ranges of its process, and how much of the time these take.
+    """
+    if Kind.RANGE not in gpu.trace.kinds:
+        return {}
+    events = gpu.trace.events([Kind.RANGE], ("start", "end", "name", "process"))
+    events = events.select(events.process == gpu.operations.gpu.process)
+    families: dict[str, list[int]] = {}
+    for id, text in gpu.trace.names(distinct_ids(events.name)).items():
+        families.setdefault(re.sub(r"\d+", "#", text), []).append(id)
+    work, found = lost_time(gpu).get("host-work", EMPTY).intersection(time), {}
+    for family, ids in families.items() if len(families) <= _MOST_FAMILIES else ():
+        mine = is_among(events.name, ids)
+        ranges = union(events.start[mine], events.end[mine])
+        found[family] = ranges.intersection(work).total, ranges.intersection(time).total
+    return found
 
 
 def _reads_between_passes(gpu: GpuShardView, time: Intervals) -> int:

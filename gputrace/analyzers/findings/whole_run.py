@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.copies import weights_until
-from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.facts import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.host_threads import wait_between_passes
 from gputrace.analyzers.findings.host_work import save_aside
 from gputrace.analyzers.gpu_shards import GpuShardView
@@ -21,7 +21,7 @@ from gputrace.analyzers.ledger import lost_time
 from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.run_phases import WARMUP_CAUSES, find_start_up
 from gputrace.model.attempts import attempts_of
-from gputrace.model.events import Kind
+from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Finding, Missing, Phase
 from gputrace.model.struct import Struct
@@ -231,7 +231,7 @@ def runs_almost_nothing(facts: Facts) -> bool:
     is_whole = facts.per_gpu.has_calls and not facts.idle_unknown
     if facts.repeats or not is_whole:
         return False
-    recorded, waited = facts.once(_recorded_ns)
+    recorded, waited, *_ = facts.once(_recorded_host)
     if kernels >= _FEWEST_KERNELS:
         is_little = facts.mean_ns < max(_PART_OF_PASS * recorded, MEDIUM * waited)
         return facts.all_steps.kind == "pass" and is_little
@@ -251,7 +251,7 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     if not runs_almost_nothing(facts):
         return
     kernels = sum(lane.kernels for lane in facts.working)
-    recorded, waited = facts.once(_recorded_ns)
+    recorded, waited, spent, call, captures = facts.once(_recorded_host)
     opaque = sum(lane.opaque_graphs for lane in facts.working)
     if not kernels and not opaque and facts.mean_ns >= MEDIUM * recorded:
         copies = sum(lane.copies for lane in facts.working)
@@ -273,24 +273,40 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         f"{format_ns(facts.mean_ns)} of the {format_ns(recorded)} that the host was recorded for",
         "record several batches: the first waits for the loader to start"
         if waited
-        else "record while the GPUs work; with CUDA graphs, record their replay, not their capture",
+        else f"record while the GPUs work{_REPLAYS if captures else ''}",
         {"kernels": kernels, "recorded_ns": recorded, "data_wait_ns": waited},
-        [f"the program waits for data for {format_ns(waited)} of that" if waited else ""],
+        [
+            f"the program waits for data for {format_ns(waited)} of that" if waited else "",
+            f"{call} takes {format_ns(spent)}" if spent >= HIGH * recorded else "",
+        ],
     )
 
 
-def _recorded_ns(facts: Facts) -> tuple[int, int]:
-    """Return for how long the host with most was recorded, and waited for data; 0 without calls."""
-    return max(facts.per_gpu.each(_recorded_of_host, facts.working), default=(0, 0))
+_REPLAYS: Final = "; of CUDA graphs the replay, not the capture"
 
 
-def _recorded_of_host(gpu: GpuShardView) -> tuple[int, int]:
-    """Return the nanoseconds from the first to the last row of the host in a GPU's process, and
-    those of its waits for data.
+class _RecordedHost(NamedTuple):
+    """Nanoseconds from the first to the last row of the host in a GPU's process, those of its waits
+    for data, those of the CUDA call that takes longest in all, its name, and whether it captures
+    CUDA graphs.
     """
+
+    ns: int = 0
+    waited_ns: int = 0
+    call_ns: int = 0
+    call: str = ""
+    captures: bool = False
+
+
+def _recorded_host(facts: Facts) -> _RecordedHost:
+    """Return what was recorded of the host with most; 0 without calls."""
+    return max(facts.per_gpu.each(_recorded_of_host, facts.working), default=_RecordedHost())
+
+
+def _recorded_of_host(gpu: GpuShardView) -> _RecordedHost:
     calls, process = gpu.calls, gpu.operations.gpu.process
     if calls is None:
-        return 0, 0
+        return _RecordedHost()
     threads = calls.threads_of(process)
     mine = slice(calls.first[threads.start], calls.first[threads.stop])
     rows = gpu.trace.events(_HOST_ROWS & gpu.trace.kinds, ("start", "end", "kind", "process"))
@@ -298,7 +314,13 @@ def _recorded_of_host(gpu: GpuShardView) -> tuple[int, int]:
     waits = rows.select(rows.kind == Kind.DATA_WAIT)
     last = max(calls.end[mine].max(initial=0), rows.end.max(initial=0))
     first = min(calls.start[mine].min(initial=2**62), rows.start.min(initial=2**62))
-    return int(last - first), union(waits.start, waits.end).total
+    lengths, names = calls.end[mine] - calls.start[mine], calls.name[mine]
+    text = gpu.trace.names(distinct_ids(names))
+    spent = {text[id].partition("_v")[0]: int(lengths[names == id].sum()) for id in text}
+    call = max(spent, key=lambda name: spent[name], default="")
+    captures = any("BeginCapture" in name for name in spent)
+    waited = union(waits.start, waits.end).total
+    return _RecordedHost(int(last - first), waited, spent.get(call, 0), call, captures)
 
 
 def graph_opaque(facts: Facts) -> Iterator[Finding]:

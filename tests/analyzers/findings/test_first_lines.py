@@ -179,6 +179,9 @@ def test_a_recording_that_hardly_has_a_kernel_says_so(tmp_path: Path) -> None:
     name, message = first(run, tmp_path)
     assert name == "low-utilization"
     assert "2 kernels within" in message
+    found = analyze(run, tmp_path).findings[0]
+    assert "cudaGraphInstantiate takes 30.0 ms" in words_of(found)
+    assert "graph" not in found.advice
 
 
 def test_a_recording_without_a_kernel_says_so(tmp_path: Path) -> None:
@@ -197,6 +200,41 @@ def test_pauses_of_the_host_are_no_launch_overhead(tmp_path: Path) -> None:
     name, message = first(run, tmp_path)
     assert name == "host-work"
     assert "while the host does other work" in message
+
+
+@pytest.mark.parametrize("named", ["load layer {}", "all of it"])
+def test_the_host_s_work_is_in_the_narrowest_range_that_holds_most_of_it(
+    tmp_path: Path, named: str
+) -> None:
+    """Not in one that holds all else, too."""
+    run = Run()
+    for index in range(30):
+        began = run.now
+        run.wait(3 * MS)
+        if "{}" in named:
+            run.range(began, run.now, named.format(index))
+        run.kernels(40, f"part_{index % 7}")
+    run.range(0, run.now, "all of it")
+    found = analyze(run, tmp_path).findings[0]
+    assert found.id == "host-work"
+    assert ("of it is in the range load layer #" in words_of(found)) == ("{}" in named)
+    assert "all of it" not in words_of(found)
+
+
+@pytest.mark.parametrize(("kernel", "cause"), [("triton_poi_fused_add_0", True), ("add", False)])
+def test_a_long_gap_before_the_first_run_of_a_generated_kernel_is_its_compilation(
+    tmp_path: Path, kernel: str, cause: bool
+) -> None:
+    run = Run()
+    run.kernel(10 * US, "void at::native::fill")
+    run.wait(300 * MS)
+    run.synchronize()
+    run.wait(50 * MS)
+    run.kernel(10 * US, kernel)
+    run.kernels(20, "rest")
+    found = analyze(run, tmp_path).findings[0]
+    assert (found.id == "warmup") == cause
+    assert ("compilation" in words_of(found)) == cause
 
 
 def test_work_without_calls_is_said_to_lack_them(tmp_path: Path) -> None:
@@ -294,6 +332,34 @@ def test_layers_of_a_profiled_step_are_no_iterations(tmp_path: Path, steps: int)
         found = trace.analyze().steps
     expected = ("training", 2) if steps == 2 else ("none", 0)
     assert (found.kind, found.count) == expected
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_only_a_program_with_a_loader_is_told_to_give_it_workers(
+    tmp_path: Path, loads: bool
+) -> None:
+    """PyTorch's profiler records each batch of one, beside the operators."""
+    events = []
+    for step in range(6):
+        begin, id = step * 10_000, 10 * step
+        place = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__" if loads else "randn"
+        events += [
+            kineto.event("user_annotation", f"ProfilerStep#{step}", begin, 9_900),
+            kineto.event("cpu_op", "aten::normal_", begin + 10, 4_900),
+            kineto.event("user_annotation", place, begin, 5_000),
+            kineto.event("cuda_runtime", "cudaMemcpyAsync", begin + 5_000, 200,
+                         args={"correlation": id + 1}),
+            kineto.event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", begin + 5_010, 150,
+                         args={"device": 0, "stream": 7, "correlation": id + 1, "bytes": 1 << 20}),
+            kineto.event("cuda_runtime", "cudaLaunchKernel", begin + 5_300, 10,
+                         args={"correlation": id + 2}),
+            kineto.kernel(begin + 5_320, 4_000, "gemm", correlation=id + 2),
+        ]  # fmt: skip
+    with gputrace.open(kineto.write(tmp_path / "t.pt.trace.json", *events)) as trace:
+        first = trace.analyze().findings[0]
+    assert first.id == "data-feeding"
+    assert ("num_workers" in first.advice) == loads
+    assert ("make the batch on the GPU" in first.advice) == (not loads)
 
 
 @pytest.mark.parametrize("calls", [1, 12])
