@@ -228,8 +228,8 @@ def _range_of_work(facts: Facts) -> str:
     spent = facts.ledger.mean("host-work") * facts.turns
     whole = _WHOLE_PART * sum(time.total for time in facts.working_times)
     named = [n for n in inside if inside[n] >= _NAMED_RANGE_PART * spent and length[n] < whole]
-    name = min(named, key=lambda name: length[name], default=None)
-    return "" if name is None else f"{inside[name] / spent:.0%} of it is in the range {clean(name)}"
+    name = min(named, key=lambda name: length[name], default="")
+    return f"{inside[name] / spent:.0%} of it is in the range {clean(name)}" if name else ""
 
 
 def _work_in_ranges(gpu: GpuShardView, time: Intervals) -> dict[str, tuple[int, int]]:
