@@ -129,7 +129,7 @@ def host_optimizer(facts: Facts) -> Iterator[Finding]:
 def claim_host_work(host: Host) -> Intervals:
     """Prove that the host does other things than to issue a pass: no CUDA call for a millisecond
     and more, or none before a copy to the GPU in a forward pass; or, where the phases of a step are
-    recorded, it is in none of them.
+    recorded, it is in none of them, and does not launch one kernel after another either.
     """
     causes = host.view.lane.causes
     phases = host.phases
@@ -137,7 +137,7 @@ def claim_host_work(host: Host) -> Intervals:
     if phases is None or not len(phases.of[FORWARD]):
         return idle
     known = reduce(merge_touching, phases.of.values(), EMPTY)
-    return merge_touching(idle, known.complement(*host.window))
+    return merge_touching(idle, known.complement(*host.window).difference(host.streams))
 
 
 _LESS_HOST_WORK: Final = (

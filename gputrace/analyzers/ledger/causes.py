@@ -28,6 +28,9 @@ PAUSE_NS: Final = 1_000_000
 """Stretch without a CUDA call from which the host does something else than issue work: eager
 frameworks spend 5 to 50 µs between two launches, and some hundreds to prepare a fused one."""
 
+_STREAM_CALLS: Final = 20
+_STREAM_NS: Final = 100_000
+
 
 class Host:
     """Host threads that feed one GPU, and the time for which it waits.
@@ -90,6 +93,25 @@ class Host:
         inside = reduce(merge_touching, map(calls.of_thread, self.issuers), EMPTY)
         between = inside.complement(*self.window)
         return between.select(between.lengths >= PAUSE_NS)
+
+    @cached_property
+    def streams(self) -> Intervals:
+        """Stretches in which one of its threads issues `_STREAM_CALLS` and more, each at most
+        `_STREAM_NS` after the one before, and waits for no GPU in between.
+        """
+        calls, found = self.view.calls, EMPTY
+        for thread in self.issuers if calls is not None else ():
+            rows = np.arange(*calls.first[thread : thread + 2])
+            rows = rows[is_among(calls.sort[rows], (Call.ISSUE, Call.SYNC, Call.COPY))]
+            issues = calls.sort[rows] == Call.ISSUE
+            soon = calls.start[rows[1:]] - calls.end[rows[:-1]] <= _STREAM_NS
+            breaks = np.flatnonzero(~(issues[1:] & issues[:-1] & soon))
+            first, last = np.append(0, breaks + 1), np.append(breaks, len(rows) - 1)
+            long = last - first + 1 >= _STREAM_CALLS
+            found = merge_touching(
+                found, union(calls.start[rows[first[long]]], calls.end[rows[last[long]]])
+            )
+        return found
 
     @cached_property
     def blocked(self) -> Intervals:
