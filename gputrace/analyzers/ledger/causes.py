@@ -30,6 +30,8 @@ frameworks spend 5 to 50 µs between two launches, and some hundreds to prepare 
 
 _STREAM_CALLS: Final = 20
 _STREAM_NS: Final = 100_000
+"""Number of launches in a row, and the longest time between two of them, from which a thread does
+nothing but launch."""
 
 
 class Host:

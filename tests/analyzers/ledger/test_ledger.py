@@ -255,6 +255,29 @@ def test_work_outside_of_the_passes_is_the_programs_own(tmp_path: Path) -> None:
     assert "torch.stack" in report.findings[0].advice
 
 
+@pytest.mark.parametrize("apart", [20 * US, 400 * US])
+def test_a_stream_of_launches_outside_of_the_passes_is_launch_overhead(
+    tmp_path: Path, apart: int
+) -> None:
+    """As of pictures that are augmented one by one on the GPU: one launch right after the other."""
+    loop = Loop()
+    for number in range(20):
+        loop.step(
+            number,
+            ("model", PHASE, 0, 1),
+            ("backward", PHASE, 1, 2),
+            ("optimizer", PHASE, 9.5, 9.9),
+        )
+        loop.run.now = number * 10 * MS + 2 * MS
+        while loop.run.now < number * 10 * MS + 9 * MS:
+            loop.run.kernel(2 * US, "crop")
+            loop.run.wait(apart)
+        loop.run.now = number * 10 * MS + 9_600 * US
+        loop.run.optimizer(1)
+    first = ids(analyze(loop.export, tmp_path))[0]
+    assert first == ("launch-bound" if apart < 100 * US else "host-work")
+
+
 @pytest.mark.parametrize("every", [1, 5])
 def test_work_in_few_steps_is_not_told_of_each(tmp_path: Path, every: int) -> None:
     run = Run()
