@@ -5,6 +5,8 @@ PYTHON ?= python3
 # How long `make fuzz` gives inputs, all targets together, and what `make gpu` and `make causes` may
 # take.
 MINUTES ?= $(if $(filter gpu causes,$(MAKECMDGOALS)),30,10)
+# How often `make causes` records each program.
+RUNS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -76,9 +78,9 @@ gpu: $(VENV)/.dev ## Measure what only a GPU can tell, in MINUTES=30, into build
 	@mkdir -p build
 	$(BIN)/python -m benchmarks gpu --minutes $(MINUTES) --save build/gpu.json
 
-causes: $(VENV)/.dev ## Judge the first line on trainings with planted faults, in MINUTES=30
+causes: $(VENV)/.dev ## Judge first lines on trainings with planted faults, RUNS=3 of each, in MINUTES=30
 	@mkdir -p build
-	$(BIN)/python -m benchmarks causes --minutes $(MINUTES) --save build/causes.json
+	$(BIN)/python -m benchmarks causes --minutes $(MINUTES) --runs $(RUNS) --save build/causes.json
 
 faults: $(VENV)/.dev ## Inject over a thousand faults into recordings
 	$(BIN)/python -m tests.faults --docs docs/faults.md

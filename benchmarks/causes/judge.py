@@ -24,7 +24,13 @@ class Answer:
     """The line, and what stands below it."""
     ranks: tuple[int, ...] = ()
     saves: float | None = None
-    """Part of a step that the cure is said to save."""
+    """Part of a step that it is said to cost."""
+    foretold: tuple[float, float, float] | None = None
+    """Part of a step that its cure is predicted to save: at least, probably, at most."""
+    means: tuple[str, ...] = ()
+    """Findings of gputrace that a peer's answer counts as, where its words are others."""
+    broad: bool = False
+    """It says where the time went, but accuses no cause in particular."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +63,24 @@ class Verdict:
 
 def judge(truth: Truth, answer: Answer) -> Verdict:
     """Return whether an answer names the cause and the place, and whether it accuses another."""
-    named = answer.cause in truth.first and bool(re.search(truth.says, answer.words, re.I))
+    means = answer.means or (answer.cause,)
+    named = not set(means).isdisjoint(truth.first)
     place: list[bool] = []
     if truth.where:
         lines = lines_of(truth, truth.where)
         place.append(any(found in lines for found in _said(answer.words)))
     if truth.rank is not None:
         place.append(truth.rank in answer.ranks)
-    accuses = answer.cause not in (*HONEST, *truth.first)
-    return Verdict(named, all(place) if place else None, accuses)
+    accuses = not (answer.broad or named or set(means) <= set(HONEST))
+    right = named and bool(re.search(truth.says, answer.words, re.I))
+    return Verdict(right, all(place) if place else None, accuses)
 
 
 def of_gputrace(found: Mapping[str, Any], step_ms: float | None = None) -> Answer:
     """Return the first line of what ``gputrace analyze --json`` says.
 
-    What it saves is a part of a step by the program's own clock, which has what lies between steps
-    too; by the recording without one.
+    What it costs is a part of a step by the program's own clock, which has what lies between steps
+    too; by the recording without one. What is foretold is of the first cure of the finding.
     """
     findings: Sequence[Mapping[str, Any]] = found["findings"]
     if not findings:
@@ -81,7 +89,16 @@ def of_gputrace(found: Mapping[str, Any], step_ms: float | None = None) -> Answe
     step = 1e6 * step_ms if step_ms else step
     words = "\n".join((first["message"], first["advice"], *first["details"]))
     saves = first["impact_ns"] / step if step and first["id"] not in HONEST else None
-    return Answer(first["id"], words, tuple(first["ranks"]), saves)
+    cures = (one for one in found.get("what_if") or () if one["finding"] == first["id"])
+    foretold = next(
+        (
+            tuple(1 - one[key] / one["now_ns"] for key in ("high_ns", "step_ns", "low_ns"))
+            for one in cures
+            if one["now_ns"]
+        ),
+        None,
+    )
+    return Answer(first["id"], words, tuple(first["ranks"]), saves, foretold)
 
 
 def truths(table: Mapping[str, Mapping[str, Any]], root: Path) -> list[Truth]:

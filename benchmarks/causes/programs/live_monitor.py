@@ -35,7 +35,7 @@ def main():
     dev = device()
     board = Dashboard()
     board.start()
-    model = encoder(size(512, 32), size(4, 2), size(8, 4), 4096).to(dev)
+    model = encoder(size(512, 32), size(1, 2), size(8, 4), 4096).to(dev)
     opt = torch.optim.AdamW(model.parameters(), 3e-4)
     clock = Clock()
     for step, (x, y) in enumerate(examples(dev)):

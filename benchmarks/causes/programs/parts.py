@@ -39,6 +39,7 @@ class Clock:
             self.began = now
         if len(self.laps) < STEPS:
             return False
+        leave()
         if self.rank == 0:
             after = sorted(self.laps[WARM:])
             figures = {
@@ -63,25 +64,37 @@ SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**31))
 random.seed(SEED)
 
 
+held = None
+
+
 def turn():
     """Wait until no other program holds the file CAUSES_LOCK: start-ups overlap, training does not."""
+    global held
     if path := os.environ.get("CAUSES_LOCK"):
         import fcntl
 
-        global held
         held = open(path, "w")
         fcntl.flock(held, fcntl.LOCK_EX)
+
+
+def leave():
+    """Let the next program train."""
+    if held:
+        held.close()
 
 
 def device(rank=0):
     """Return the GPU of a rank, or the CPU; seeds PyTorch."""
     import torch
 
-    turn()
     torch.manual_seed(SEED)
     if not torch.cuda.is_available():
+        turn()
         return torch.device("cpu")
     torch.cuda.set_device(rank)
+    # The driver's start takes as long as some trainings.
+    torch.cuda.synchronize()
+    turn()
     return torch.device("cuda", rank)
 
 
