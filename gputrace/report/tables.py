@@ -231,7 +231,7 @@ def gaps_table(analysis: Analysis, most: int) -> Table:
     alike: dict[Gap, int] = {}
     listed = gaps.largest_in_steps or gaps.largest
     # There are more than are known, of the last one's kind.
-    cut = listed[-1] if len(listed) == len(gaps.largest) < gaps.count else None
+    cut = listed[-1] if 0 < len(listed) == len(gaps.largest) < gaps.count else None
     more = None
     for gap in listed:
         if gap.length_ns >= least:
