@@ -202,6 +202,7 @@ def test_the_package_has_no_other_names() -> None:
             "annotate",
             "arm",
             "compare",
+            "environment",
             "open",
             "step",
             "try_cures",

@@ -23,7 +23,7 @@ from benchmarks.measure import ROOT
 TRUTH: Final = Path(__file__).with_name("truth.toml")
 TOOLS: Final = ("gputrace", "nsys", "nsys-ai", "HTA", "TraceLens")
 Kept = Mapping[str, Sequence[Mapping[str, Any]]]
-"""What `run` keeps: "answers" of tools, and "steps" of programs in milliseconds."""
+"""A run as it was kept: "answers" of tools, and "steps" of programs in milliseconds."""
 
 
 def known_truths() -> list[Truth]:

@@ -92,7 +92,9 @@ def record(
             code = prepared.backend.run(prepared.launch, prepared.folder, log, meanwhile)
         if task is None:
             meta = job_tasks.read_meta(prepared.folder) | {"exit_code": str(code)}
-            job_tasks.write_meta(prepared.folder, meta)
+            # The program may have removed it, or filled the disk: what was recorded comes first.
+            with suppress(OSError):
+                job_tasks.write_meta(prepared.folder, meta)
         for watch in hangs:
             watch.finish(code)
         return code

@@ -138,8 +138,8 @@ def _marks(trace: Trace, report: Report) -> list[Event]:
 
 
 def _plain(report: Report, table: str) -> list[dict[str, object]]:
-    """Rows without what the profile does not tell: which card it is."""
-    without = ("gpu", "gpu_known", "gpus")
+    """Rows without what one of both does not tell: which card it is, and the program's numbers."""
+    without = ("gpu", "gpu_known", "gpus", "number")
     rows = getattr(report, table)
     return [{n: getattr(row, n) for n in row.__slots__ if n not in without} for row in rows]
 

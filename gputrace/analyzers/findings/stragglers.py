@@ -159,7 +159,7 @@ def _slow_kernels(facts: Facts) -> Iterator[Finding]:
             (gpu.gpu,),
             (gpu.rank,),
             slow.cost_ns,
-            f"the kernels of {_who(facts, gpu)} take {slow.ratio:.2f} times as long as the "
+            f"the kernels of {_who(facts, gpu)} take {slow.ratio:.2f} times as long as "
             f"others', which costs {facts.of_step(slow.cost_ns)}",
             "look for another program on this card, a lower clock or power limit, heat, or larger "
             "inputs than the others' (nvidia-smi -q -d CLOCK,PERFORMANCE)",

@@ -186,8 +186,8 @@ def warmup(facts: Facts) -> Iterator[Finding]:
         "warmup",
         "info",
         more // max(len(windows), 1),
-        f"the first {'step is' if count == 1 else f'{count} steps are'} warm-up, not in these "
-        f"figures: {format_ns(spent)}" + (f", of which {parts}" if parts else ""),
+        f"the first {'step is' if count == 1 else f'{count} steps are'} warm-up, left out: "
+        f"{format_ns(spent)}" + (f", of which {parts}" if parts else ""),
         f"time only later steps, as warm-up hides their cost{option}; {advice}",
         {"steps": count, "warmup_ns": spent, "beyond_ns": more}
         | {f"{name}_ns": ns for name, ns in causes.items()},

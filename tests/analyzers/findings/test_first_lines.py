@@ -498,7 +498,7 @@ def test_a_gpu_that_is_slow_in_bursts_is_a_finding_without_steps(tmp_path: Path)
         finding = trace.analyze().findings[0]
     assert (finding.id, finding.ranks) == ("straggler", (1,))
     assert finding.evidence["pattern"] == "burst"
-    assert "1.31 times as long as the others', which costs " in finding.message
+    assert "1.31 times as long as others', which costs " in finding.message
     assert "slow in bursts" in finding.details[0]
 
 
@@ -518,7 +518,7 @@ def test_slow_kernels_cost_what_they_take_longer_in_all(tmp_path: Path) -> None:
     assert (finding.id, finding.ranks) == ("straggler", (1,))
     assert finding.impact_ns == pytest.approx(30 * (3 * 100 + 2 * 20) * US, rel=0.001)
     assert (
-        "1.68 times as long as the others', which costs 41% of the time (10.2 of "
+        "1.68 times as long as others', which costs 41% of the time (10.2 of "
         in finding.message
     )
 

@@ -345,12 +345,12 @@ def run(machine: Machine, spools: Path, steps: int, **variables: str) -> None:
 
 def test_in_programs_of_xla_cupti_stays(machine: Machine, tmp_path: Path) -> None:
     """It may crash programs that have CUDA graphs if it is let go of."""
-    run(machine, tmp_path / "spools", 600, **machine.with_library(tmp_path))
+    run(machine, tmp_path / "spools", 1400, **machine.with_library(tmp_path))
     merge(tmp_path / "spools", tmp_path / "trace.sqlite", {})
     with closing(sqlite3.connect(tmp_path / "trace.sqlite")) as rows:
         tables = {name for (name,) in rows.execute("SELECT name FROM sqlite_master")}
         (kernels,) = rows.execute("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()
-    assert kernels == 5 * 600
+    assert kernels == 5 * 1400
     assert "GPUTRACE_CONTROL" not in tables
 
 
@@ -375,7 +375,8 @@ def test_a_recording_has_a_stretch_without_cupti_and_knows_its_cost(
     assert numbers == kernels, "CUPTI numbers calls from 1 on again when it comes back"
     begins = [2 ** int(np.log2(own[0])) for own in control]
     assert begins == sorted(set(begins))
-    assert begins[-2:] == [512, 1024]
+    # Where steps are short, CUPTI would be held for too many of them before.
+    assert begins[-1] == 1024
     assert all(own[-1] < 1.25 * first for own, first in zip(control, begins, strict=True))
     with gputrace.open(trace) as opened:
         report = opened.analyze()
