@@ -52,6 +52,7 @@ int gpu_start(const char *path) {
     close(file);
     if (!library || !(entry = dlsym(library, "InitializeInjection"))) return 0;
     ((int (*)(void))entry)();
+    find_cupti();
     return 1;
 }
 
