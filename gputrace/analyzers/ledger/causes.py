@@ -102,7 +102,9 @@ class Host:
         `_STREAM_NS` after the one before, and waits for no GPU in between.
         """
         calls, found = self.view.calls, EMPTY
-        for thread in self.issuers if calls is not None else ():
+        if calls is None:
+            return EMPTY
+        for thread in self.issuers:
             rows = np.arange(*calls.first[thread : thread + 2])
             rows = rows[is_among(calls.sort[rows], (Call.ISSUE, Call.SYNC, Call.COPY))]
             issues = calls.sort[rows] == Call.ISSUE

@@ -517,10 +517,7 @@ def test_slow_kernels_cost_what_they_take_longer_in_all(tmp_path: Path) -> None:
         finding = trace.analyze().findings[0]
     assert (finding.id, finding.ranks) == ("straggler", (1,))
     assert finding.impact_ns == pytest.approx(30 * (3 * 100 + 2 * 20) * US, rel=0.001)
-    assert (
-        "1.68 times as long as others', which costs 41% of the time (10.2 of "
-        in finding.message
-    )
+    assert "1.68 times as long as others', which costs 41% of the time (10.2 of " in finding.message
 
 
 def test_of_one_gpu_is_not_spoken_as_of_several(tmp_path: Path) -> None:
