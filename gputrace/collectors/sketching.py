@@ -88,7 +88,9 @@ def sketch(host: HostEvents, ended: Records, writer: SketchWriter) -> Steps:
     steps["forward_end"][inside] = ends[last[inside]]
     counters = records["counter"]
     queued = _named(counters, id_of, "queued")
-    queued = queued[np.isin(queued["thread"], ended["thread"])]
+    # The looks of earlier steps are in their sketches.
+    is_new = queued["end"].astype(np.int64) > start[0]
+    queued = queued[is_new & np.isin(queued["thread"], ended["thread"])]
     at = np.searchsorted(end, queued["end"].astype(np.int64))
     within = at < len(end)
     steps["queued"] = np.bincount(at[within], counts(queued)[within], len(end))
