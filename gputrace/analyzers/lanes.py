@@ -406,7 +406,8 @@ def find_host_lanes(
         why, remedy = trace.no_gpu
         message = (
             f"no GPU activity ({why}), and neither steps nor waits for data; {remedy}; without a "
-            "GPU, `import gputrace`, call gputrace.step() at the end of each step, and record again"
+            "GPU, `import gputrace`, call gputrace.step() at the end of each step, wrap what makes "
+            "its batches in `with gputrace.annotate('data'):`, and record again"
         )
         raise InputError(trace.path, message)
     warmup = max((count_warmup(w.lengths) for w in windows.values()), default=0)

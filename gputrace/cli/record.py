@@ -268,7 +268,8 @@ def log_merged(merged: Merged, output: Path, traces: str, *, failed: bool) -> No
         seen = "only one step was" if merged.steps else "no steps were"
         log(
             f"{seen} seen: `import gputrace` and call gputrace.step() at the end of each, or wrap "
-            "each in `with gputrace.step():`, and record again"
+            "each in `with gputrace.step():`, and what makes its batches in `with "
+            "gputrace.annotate('data'):`, and record again"
         )
 
 

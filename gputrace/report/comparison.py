@@ -42,9 +42,17 @@ from gputrace.units import format_change, format_ns, format_number, format_share
 _STYLES: Final = {"faster": "bold green", "slower": "bold red", "same": "green"}
 _NO_COST: Final = 0.001
 """Part of a step below which a finding has no cost of its own: others are charged with it."""
-_STATES: Final = {"appeared": "red", "gone": "green", "still there": "yellow", "grew": "red"}
+_STATES: Final = {
+    "appeared": "red",
+    "gone": "green",
+    "still there": "yellow",
+    "grew": "red",
+    "shrank": "green",
+}
+_SAME_COST: Final = 0.8
+"""Ratio of the costs of a cause from which it neither appeared nor is gone."""
 _GREW: Final = 2
-"""Ratio of the costs of a finding from which it grew rather than stayed."""
+"""Ratio of the costs of a finding from which it grew or shrank rather than stayed."""
 _BESIDE_KERNELS: Final = 56
 """Terminal columns that the figures of a kernel take."""
 _LONGEST: Final = 60
@@ -380,14 +388,20 @@ def _units(pair: Pair) -> tuple[str, str]:
 
 
 def _finding(finding: FindingChange, pair: Pair | None) -> tuple[str, str]:
-    """Say what came of a finding, and its cost; nothing of one that stayed and costs nothing."""
+    """Say what came of a finding, and its cost; nothing of one that stayed and costs nothing, or of
+    one that only the length of the other step made worth telling.
+    """
     if finding.status != "stayed" or pair is None:
-        return finding.status, f"{finding.id}: {finding.message}."
+        charged = (row for row in pair.causes if row.cause == finding.id) if pair else ()
+        costs = next(((row.a_ns, row.b_ns) for row in charged), (0, 1))
+        is_same = min(costs) >= _SAME_COST * max(costs)
+        return finding.status, "" if is_same else f"{finding.id}: {finding.message}."
     a, b = finding.a_impact_ns or 0, finding.b_impact_ns or 0
     if max(a, b) <= _NO_COST * (pair.step.a_ns if pair.step else 1):
         return finding.status, ""
     first, second = _units(pair)
-    heading = "grew" if first == second and b >= _GREW * a else "still there"
+    changed = "grew" if b >= _GREW * a else "shrank" if a >= _GREW * b else "still there"
+    heading = changed if first == second else "still there"
     was, now = f"{format_ns(a)}{first}", f"{format_ns(b)}{second}"
     before = "" if was == now else f", {was.removesuffix(second)} before"
     return heading, f"{finding.id} costs {now}{before}."

@@ -337,11 +337,14 @@ int cuptiActivityRegisterCallbacks(requested_t request, completed_t complete) {
     pthread_t worker;
     check(request && complete, "no callbacks");
     pthread_mutex_lock(&lock);
-    int new = !completed;
-    requested = request;
-    completed = complete;
+    /* Without a thread there are no callbacks either: a program may be short of memory. */
+    int failed = !completed && pthread_create(&worker, NULL, work, NULL);
+    if (!failed) {
+        requested = request;
+        completed = complete;
+    }
     pthread_mutex_unlock(&lock);
-    return new && pthread_create(&worker, NULL, work, NULL) ? INVALID : 0;
+    return failed ? INVALID : 0;
 }
 
 static int set_kind(int kind, uint8_t value) {

@@ -75,6 +75,8 @@ def _without_gpu(facts: Facts) -> Iterator[Finding]:
     is_ready = receiving < HIGH * facts.mean_ns and cost - receiving < MEDIUM * facts.mean_ns
     if severity is None or is_ready:
         return
+    more = f"{format_ns(elsewhere)} more of its waits are garbage collections or waits for a core"
+    told = [more] if elsewhere >= _TOLD_ELSEWHERE * cost else []
     yield facts.finding(
         "data-feeding",
         severity,
@@ -82,8 +84,12 @@ def _without_gpu(facts: Facts) -> Iterator[Finding]:
         f"the program waits for data {facts.of_step(cost)}",
         how_to_feed_faster(facts),
         {"share": round(facts.share_of(cost), 4), "host_data_ns": cost, "total_ns": facts.mean_ns},
-        tuple(_sampled(facts, loader)),
+        (*told, *_sampled(facts, loader)),
     )
+
+
+_TOLD_ELSEWHERE: Final = 0.05
+"""Part of the waits for data that other causes must have of them to be told."""
 
 
 def _charged_elsewhere(facts: Facts, rank: int) -> int:
