@@ -427,19 +427,23 @@ def _on_gpu(
 
 
 _QUEUED: Final = "cpu-starved"
-_MAY_BE_QUEUED: Final = (*IDLING, "host_rest", "host_data")
-"""Causes of which waiting for a core may be a part."""
+_MAY_BE_QUEUED: Final = (*IDLING, "host_rest"), ("host_data",)
+"""Causes of which waiting for a core may be a part; of waits for data, in which a thread may sleep,
+only what the others have no room for.
+"""
 
 
 def _by_cause(lane: SceneLane, step: Step, counters: Counters | None) -> dict[str, int]:
     """Return the nanoseconds of a step by cause; they sum to its length."""
     spent = _by_proof(lane, step)
     queued = 0 if counters is None else counters.queued_in(time_of([step]))
-    mine = {cause: spent[cause] for cause in _MAY_BE_QUEUED if spent.get(cause, 0) > 0}
-    share = min(1.0, queued / max(sum(mine.values()), 1))
-    for cause, ns in mine.items() if share else ():
-        part = round(ns * share)
-        spent[_QUEUED], spent[cause] = spent.get(_QUEUED, 0) + part, ns - part
+    for causes in _MAY_BE_QUEUED if queued else ():
+        mine = {cause: spent[cause] for cause in causes if spent.get(cause, 0) > 0}
+        share = min(1.0, queued / max(sum(mine.values()), 1))
+        for cause, ns in mine.items():
+            part = round(ns * share)
+            spent[_QUEUED], spent[cause] = spent.get(_QUEUED, 0) + part, ns - part
+            queued -= part
     return spent
 
 

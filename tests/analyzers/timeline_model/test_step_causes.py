@@ -6,10 +6,13 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import gputrace
+from gputrace.analyzers.timeline_model import gaps
 from gputrace.data import unpacked
 from gputrace.errors import UsageError
 from gputrace.report.document import Limits
@@ -128,3 +131,20 @@ def test_the_longest_gap_of_a_step_says_that_the_loader_was_waited_for() -> None
     listed = worth_listing(first)
     assert 0 < len(listed) < len(first.parts)
     assert min(abs(part.more_ns) for part in listed) > 50_000
+
+
+@pytest.mark.parametrize(("queued_ms", "data_ms", "rest_ms"), [(8, 20, 2), (14, 16, 0)])
+def test_a_wait_for_data_is_one_for_a_core_only_where_the_rest_has_no_room_for_it(
+    monkeypatch: pytest.MonkeyPatch, queued_ms: int, data_ms: int, rest_ms: int
+) -> None:
+    """A thread that waits for data may sleep, which needs no core."""
+    spent = {"host_data": 20 * MS, "host_rest": 10 * MS}
+    monkeypatch.setattr(gaps, "_by_proof", lambda *_: spent)
+    counters: Any = SimpleNamespace(queued_in=lambda _: queued_ms * MS)
+    step: Any = SimpleNamespace(start_ns=0, end_ns=30 * MS)
+    found = gaps._by_cause(cast("Any", None), step, counters)
+    assert found == {
+        "host_data": data_ms * MS,
+        "host_rest": rest_ms * MS,
+        "cpu-starved": queued_ms * MS,
+    }
