@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import islice
 from typing import Final
 
@@ -22,6 +23,7 @@ from gputrace.analyzers.cuda_api_calls import NOBODY, CudaApiCalls, read_calls, 
 from gputrace.analyzers.gpu_shards import Shard
 from gputrace.analyzers.grouping import time_of
 from gputrace.analyzers.host_state import Counters, read_counters, read_host_state
+from gputrace.analyzers.idle_causes import read_evidence
 from gputrace.analyzers.lanes import ranks_of
 from gputrace.analyzers.ledger.causes import DEFAULTS, IDLING
 from gputrace.analyzers.operations import GpuOperations
@@ -31,7 +33,7 @@ from gputrace.analyzers.timeline_model.cells import Layers
 from gputrace.errors import UsageError
 from gputrace.model.comparison import StepExplanation, StepKernel, StepOnGpu, StepPart
 from gputrace.model.events import UNKNOWN, Events, Kind
-from gputrace.model.intervals import union
+from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
 from gputrace.model.options import Window
 from gputrace.model.results import Analysis, Finding, Gap, Step
 from gputrace.model.time_class import BY_ID, IDLE_CAUSES
@@ -417,8 +419,9 @@ def _on_gpu(
     gap = _longest_gap(scene, index, step, trace)
     line = None
     if lines is not None and trace is not None:
-        window = (gap.start_ns, gap.end_ns) if gap else (step.start_ns, step.end_ns)
-        line = _line(trace, lines, lane, *window)
+        time = union([gap.start_ns], [gap.end_ns]) if gap else time_of([step])
+        waits = None if gap else parts[0].cause == "host_data"
+        line = _line(trace, lines, lane, time, waits_for_data=waits)
     return StepOnGpu(
         lane.gpu, lane.rank, step.start_ns, step.end_ns, usual.step, _length(usual),
         _length(step) - _length(usual), tuple(parts), gap, line,
@@ -481,14 +484,27 @@ def _longest_gap(scene: Scene, index: int, step: Step, trace: Trace | None) -> G
     return Gap(scene.lanes[index].gpu or 0, step.rank, step.step, *times, cause, "")
 
 
-def _line(trace: Trace, lines: PythonLines, lane: SceneLane, start: int, end: int) -> str | None:
-    """Return the line with most samples of a rank's thread in some time, and how many it has."""
+def _line(
+    trace: Trace,
+    lines: PythonLines,
+    lane: SceneLane,
+    time: Intervals,
+    *,
+    waits_for_data: bool | None,
+) -> str | None:
+    """Return the line with most samples of a rank's thread in some time, and how many it has: of
+    its waits for data, or of the rest, if asked for one of them.
+    """
     work = {process: len(lines.times[thread]) for process, thread in lines.stand_ins.items()}
     processes = ranks_of(trace, work)[0]
-    thread = lines.stand_ins.get(processes.get(lane.rank, UNKNOWN))
-    place = None
+    process = processes.get(lane.rank, UNKNOWN)
+    thread, place = lines.stand_ins.get(process), None
+    if waits_for_data is not None:
+        data = read_evidence(trace).data.items()
+        waits = reduce(merge_touching, (some for (of, _), some in data if of == process), EMPTY)
+        time = time.intersection(waits) if waits_for_data else time.difference(waits)
     if thread is not None:
-        place = lines.place({thread: lines.within(thread, union([start], [end]))})
+        place = lines.place({thread: lines.within(thread, time)})
     return None if place is None else f"{place.line} ({place.count} of {place.samples} samples)"
 
 

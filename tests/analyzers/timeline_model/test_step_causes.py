@@ -122,6 +122,26 @@ def test_without_a_gpu_the_line_that_slept_is_named(tmp_path: Path) -> None:
         assert any(said in line.text for line in document(one, Limits()).notes)
 
 
+def test_the_line_of_a_longer_step_lies_where_it_is_longer(tmp_path: Path) -> None:
+    """Each step waits for data for twice as long as the slow one does anything else."""
+    program, trace = tmp_path / "train.py", tmp_path / "t.sqlite"
+    program.write_text("""
+import gputrace, time
+for i in range(8):
+    with gputrace.annotate("data"):
+        time.sleep(0.2)
+    time.sleep(0.1 if i == 6 else 0.001)
+    gputrace.step()
+""")
+    given = ("record", "--backend", "host", "--python", "-o", trace, "--", sys.executable, program)
+    assert command.gputrace(*given).code == 0
+    with gputrace.open(trace) as opened:
+        (row,) = opened.explain_step("slowest").gpus
+    assert row.parts[0].cause == "host_rest"
+    assert row.line is not None
+    assert row.line.startswith("train.py:6 ")
+
+
 def test_the_longest_gap_of_a_step_says_that_the_loader_was_waited_for() -> None:
     with unpacked("demo.sqlite.xz") as demo, gputrace.open(demo) as trace:
         first, *_ = trace.explain_step("slowest").gpus
