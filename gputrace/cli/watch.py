@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -77,8 +77,11 @@ def command(
     folder = output or Path("gputrace-" + "".join(c if c.isalnum() else "-" for c in job))
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: a file; name a folder")
-    shows = [_serve(metrics)] if metrics else []
-    shows += [_send(otlp, pause_ns)] if otlp else []
+    latest: list[SketchReport] = []
+    if metrics:
+        _serve(metrics, latest)
+    if otlp:
+        _send(otlp, pause_ns, latest)
     until = time.monotonic() + length_ns / 1e9 if length_ns else None
     known: dict[tuple[str, str, int | None], int] = {}
     steps = 0
@@ -98,8 +101,7 @@ def command(
                     if change.since_step - known.get(key, -WINDOW) >= WINDOW:
                         _say(change, alert)
                     known.setdefault(key, change.since_step)
-                for show in shows:
-                    show(report)
+                latest[:] = [report]
             if not members or (until is not None and time.monotonic() >= until):
                 break
             time.sleep(pause_ns / 1e9)
@@ -138,8 +140,8 @@ def _say(change: Slowdown, alert: str | None) -> None:
         log(f"--alert: {alert} {problem}")
 
 
-def _serve(address: str) -> Callable[[SketchReport], None]:
-    """Serve metrics; return the function that sets them. Raises MissingError without the client."""
+def _serve(address: str, latest: Sequence[SketchReport]) -> None:
+    """Serve metrics of the latest report, if any; raise MissingError without the client."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or not int(port) < 1 << 16:
         raise UsageError(f"--metrics {address}: not a port, nor HOST:PORT")
@@ -150,7 +152,6 @@ def _serve(address: str) -> Callable[[SketchReport], None]:
     except ImportError:
         problem = "--metrics needs prometheus-client"
         raise MissingError(f'{problem}: pip install "gputrace[metrics]"') from None
-    latest: list[SketchReport] = []
 
     class _Collector:
         def collect(self) -> Iterator[Any]:
@@ -168,14 +169,9 @@ def _serve(address: str) -> Callable[[SketchReport], None]:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"--metrics {address}: {reason}") from None
 
-    def show(report: SketchReport) -> None:
-        latest[:] = [report]
 
-    return show
-
-
-def _send(url: str, pause_ns: int) -> Callable[[SketchReport], None]:
-    """Send metrics now and then, and at the end; return the function that sets them.
+def _send(url: str, pause_ns: int, latest: Sequence[SketchReport]) -> None:
+    """Send metrics of the latest report, if any, now and then, and at the end.
 
     Headers, certificates and the timeout are what the variables OTEL_EXPORTER_OTLP_* say. Raises
     MissingError without the SDK.
@@ -194,8 +190,6 @@ def _send(url: str, pause_ns: int) -> Callable[[SketchReport], None]:
         raise MissingError(f'{problem}: pip install "gputrace[otlp]"') from None
     from gputrace.model.sketches import SketchReport
 
-    latest: list[SketchReport] = []
-
     def observe(name: str, _: object) -> Iterator[Any]:
         for known, _text, labels, rows in families(latest[0]) if latest else ():
             for values, figure in rows if known == name else ():
@@ -210,11 +204,6 @@ def _send(url: str, pause_ns: int) -> Callable[[SketchReport], None]:
     for name, text, *_ in families(SketchReport(1, "sketches", (), ())):
         unit = {"seconds": "s", "bytes": "By"}.get(name.rpartition("_")[2], "")
         meter.create_observable_gauge(f"gputrace_{name}", [partial(observe, name)], unit, text)
-
-    def show(report: SketchReport) -> None:
-        latest[:] = [report]
-
-    return show
 
 
 def _say_failures(url: str) -> None:

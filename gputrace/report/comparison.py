@@ -394,7 +394,7 @@ def _finding(finding: FindingChange, pair: Pair | None) -> tuple[str, str]:
     if finding.status != "stayed" or pair is None:
         charged = (row for row in pair.causes if row.cause == finding.id) if pair else ()
         costs = next(((row.a_ns, row.b_ns) for row in charged), (0, 1))
-        is_same = min(costs) >= _SAME_COST * max(costs)
+        is_same = 0 < _SAME_COST * max(costs) <= min(costs)
         return finding.status, "" if is_same else f"{finding.id}: {finding.message}."
     a, b = finding.a_impact_ns or 0, finding.b_impact_ns or 0
     if max(a, b) <= _NO_COST * (pair.step.a_ns if pair.step else 1):

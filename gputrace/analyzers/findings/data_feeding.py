@@ -199,8 +199,8 @@ def how_to_feed_faster(facts: Facts) -> str:
 
 
 def _has_loader(facts: Facts) -> bool:
-    """Return whether waits for a loader were recorded, or PyTorch's profiler recorded no host, of
-    which it names each batch that a DataLoader gives.
+    """Return False only where PyTorch's profiler, which names each batch that a DataLoader gives,
+    recorded the host and none.
     """
     of_host = {Kind.OPERATOR, Kind.RANGE, Kind.STEP} & facts.trace.kinds
     return not of_host or any(map(len, read_evidence(facts.trace).data.values()))

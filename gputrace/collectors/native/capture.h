@@ -72,7 +72,7 @@ struct capture {
     uint64_t usual_hold_ns, hold_ns, holding_since;
     int stays_idle;
 
-    /* Even an idle CUPTI costs a program that waits for its launches some percent. */
+    /* CUPTI is not loaded before the first window: idle, it makes steps that wait for their launches longer. */
     int is_late;
 
     /* Of the CUPTI that was found. */

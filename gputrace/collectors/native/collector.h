@@ -44,8 +44,8 @@
  *
  * Environment: GPUTRACE_DIR, the folder of the spool; GPUTRACE_CAPTURE, when to record: all (the default),
  * profiler (from cudaProfilerStart to Stop), manual (gputrace_capture decides), late (the same, and there is no
- * CUPTI in the process until the first window); GPUTRACE_DELAY_NS and
- * GPUTRACE_DURATION_NS, a window in the life of the process, of which GPUTRACE_FOR_NS out of each
+ * CUPTI in the process until the first window); GPUTRACE_DELAY_NS and GPUTRACE_DURATION_NS, a window in the life of
+ * the process, of which GPUTRACE_FOR_NS out of each
  * GPUTRACE_EVERY_NS; GPUTRACE_HOLD_NS, how long to hold CUPTI after a window (10 s by default);
  * GPUTRACE_SEGMENT_NS, how often to begin a new file, and GPUTRACE_SEGMENTS, how many older ones stay;
  * GPUTRACE_MAX_BYTES, what the folder may hold; GPUTRACE_API, which calls are kept, see call_sampling.h;

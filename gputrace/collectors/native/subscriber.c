@@ -4,7 +4,7 @@
 #include "graph_nodes.h"
 #include "graphs.h"
 
-/* All of this is guarded by the lock of capture.c, but for on_call, which reads what was set in cuInit. */
+/* All of this is guarded by the lock of capture.c, but for on_call, which reads what was set before CUPTI knew of it. */
 static void *subscriber;
 static int by_profiler, serial, notes_nodes;
 static uint32_t profiler_start_id, profiler_stop_id;

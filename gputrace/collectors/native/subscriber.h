@@ -9,7 +9,7 @@ struct subscriber_handlers {
 /* Whether cudaProfilerStart and Stop decide what is recorded, and whom to tell. */
 void subscriber_init(int by_profiler, const struct subscriber_handlers *handlers);
 
-/* To be called in cuInit, before the functions below: finds the calls that have to be watched. SERIAL_GRAPHS:
+/* To be called once CUPTI is found, before the functions below: finds the calls that have to be watched. SERIAL_GRAPHS:
  * whether calls that make graphs have to wait for each other. NODES: whether the nodes of graphs are noted. */
 void subscriber_find_calls(int serial_graphs, int nodes);
 
