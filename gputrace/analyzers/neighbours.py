@@ -204,10 +204,10 @@ def _slowed_by_step(view: GpuShardView, steps: Times, times: Intervals) -> NDArr
     operations, count = view.operations, steps.shape[1]
     kernels = operations.classes == OperationClass.COMPUTE
     rows = np.flatnonzero(kernels & (operations.events.kind == Kind.KERNEL))
-    if not count or not len(rows):
-        return np.zeros(count, np.int64)
     step = number_windows(operations.start, *steps)[rows]
     rows, step = rows[step >= 0], step[step >= 0]
+    if not len(rows):
+        return np.zeros(count, np.int64)
     names = number_ids(operations.events.name[rows])[1].astype(np.int64)
     order, places = number_launches(step, names)
     rows, step, names = rows[order], step[order], names[order]

@@ -30,9 +30,11 @@ ONE: Final = Plan(
 )
 
 
-def report_of(recording: Recording, path: Path, *changes: str) -> Report:
+def report_of(
+    recording: Recording, path: Path, *changes: str, nvtx: tuple[str, ...] = ("nccl",)
+) -> Report:
     path.unlink(missing_ok=True)
-    write_nsys(recording, path)
+    write_nsys(recording, path, nvtx=nvtx)
     write_nvml(recording, path)
     write_neighbour(recording, path)
     with closing(sqlite3.connect(path)) as database, database:
@@ -206,6 +208,23 @@ def test_a_process_that_another_file_recorded_is_no_neighbour(tmp_path: Path) ->
     (process,) = recording.processes
     ours = f"UPDATE {USES} SET pid = {process.pid} WHERE isRecorded = 0"
     assert blamed(report_of(recording, tmp_path / "t.sqlite", ours)) == []
+
+
+def test_what_graphs_recorded_as_a_whole_lose_to_a_neighbour_is_not_known(tmp_path: Path) -> None:
+    """Kernels run in warm-up only, and none can be compared with another."""
+    kernels, graphs = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+    columns = "start, end, deviceId, contextId, streamId, correlationId, globalPid, 1 AS graphId"
+    later = "start > (SELECT min(start) + 1000000 FROM CUPTI_ACTIVITY_KIND_KERNEL)"
+    report = report_of(
+        simulate(ONE),
+        tmp_path / "t.sqlite",
+        f"CREATE TABLE {graphs} AS SELECT {columns} FROM {kernels} WHERE {later}",
+        f"DELETE FROM {kernels} WHERE start IN (SELECT start FROM {graphs})",
+        nvtx=("step",),
+    )
+    assert report.steps.steady_count == 38
+    assert [line for line in report.warnings if "no cost of that can be" in line]
+    assert shared(report) is None
 
 
 def test_inputs_of_changing_length_are_no_neighbour(tmp_path: Path) -> None:
