@@ -15,6 +15,7 @@ from gputrace.analyzers.run_phases import find_epochs
 from gputrace.api import Report
 from gputrace.model.results import Phase
 from gputrace.report.wording import describe_parts, run_parts
+from tests.analyzers.findings.test_host_compilations import add_compilation, give_host_ranges
 from tests.analyzers.test_generated_training import run
 from tests.helpers.examples import few
 from tests.helpers.handmade import MS, US, Run, analyze, assert_training, ids
@@ -129,6 +130,35 @@ class TestValidation:
         assert told.severity == "medium"
         twice = replace(plan, validation_after=(7, 15))
         assert finding_of(run(tmp_path, twice)[1], "validation-downtime").severity == "high"
+
+
+@pytest.mark.parametrize("compiled", [0.8, 0.2])
+def test_kernels_that_run_while_the_host_compiles_are_no_validation(
+    tmp_path: Path, compiled: float
+) -> None:
+    """XLA tries kernels for each new shape, after the step before it."""
+    run = Run()
+    give_host_ranges(run.export)
+    for step in range(24):
+        if step in (9, 15):
+            start = run.now
+            for _kernel in range(30):
+                run.kernel(100 * US, "gemm_fusion_tried")
+                run.wait(MS)
+            run.synchronize()
+            end = start + int(compiled * (run.now - start))
+            add_compilation(run.export, start, end, "jit(update)")
+        run.input_copy()
+        run.model()
+        run.optimizer()
+        run.synchronize()
+    report = analyze(run, tmp_path)
+    assert_training(report, 24)
+    steps = [] if compiled > 0.5 else [8, 14]
+    assert [phase.step for phase in of(report, "validation")] == steps
+    lengths = [step.end_ns - step.start_ns for step in report.step_list]
+    longer = [number for number, length in enumerate(lengths) if length > 2 * min(lengths)]
+    assert longer == ([9, 15] if compiled > 0.5 else [])
 
 
 class TestMarkedSteps:

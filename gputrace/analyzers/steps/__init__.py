@@ -29,6 +29,7 @@ from gputrace.analyzers.steps.windows import (
     StepWindows,
     count_warmup,
     estimate_cost,
+    with_compilation,
 )
 from gputrace.model.events import Kind, Mask
 from gputrace.model.intervals import Intervals, union
@@ -78,7 +79,9 @@ def steps_by_rank(
         windows = _of_rank(trace, these, marks, calls, ranges)
         if windows is not None:
             windows = settle_kind(trace, max(these, key=len), windows, ranges)
-            whole = within(until_written(trace, windows, these[0].gpu.process), these[0].recorded)
+            process = these[0].gpu.process
+            windows = with_compilation(trace, until_written(trace, windows, process), process)
+            whole = within(windows, these[0].recorded)
             if stretches:  # Recording the nodes of CUDA graphs, on any rank, makes steps longer.
                 longer = nodes.within(whole.start, whole.end) > 0
                 kept = _select(whole, ~longer, these[0].recorded)

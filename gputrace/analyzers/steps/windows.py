@@ -12,10 +12,10 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
-from gputrace.analyzers.grouping import median
+from gputrace.analyzers.grouping import median, times_by_process
 from gputrace.model.events import Kind, Mask, distinct_ids
 from gputrace.model.host import CHECKPOINT
-from gputrace.model.intervals import Intervals, Times, union
+from gputrace.model.intervals import EMPTY, Intervals, Times, union
 from gputrace.model.results import RecorderCost
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
@@ -94,6 +94,28 @@ class StepWindows(Struct, frozen=True, dict=True):
         """Return the step that contains a moment; None if none does."""
         number = int(np.searchsorted(self.start, moment, "right")) - 1
         return number if number >= 0 and moment < self.end[number] else None
+
+
+_COMPILED_PART: Final = 0.5
+"""Part of the time between two steps in which a process compiles that is not validation."""
+
+
+def with_compilation(trace: Trace, windows: StepWindows, process: int) -> StepWindows:
+    """Return the windows without validation in which the process mostly compiles: what runs then
+    are kernels that a compiler tries, for the step that begins with it.
+    """
+    tried = [i for i in windows.interludes if i.phase == "validation"]
+    if not tried or Kind.COMPILATION not in trace.kinds:
+        return windows
+    events = trace.events([Kind.COMPILATION], ("start", "end", "process"))
+    compiled = times_by_process(events).get(process, EMPTY)
+    starts = windows.start.copy()
+    for interlude in tried:
+        time = compiled.clip(interlude.start, interlude.end).total
+        if time > _COMPILED_PART * (interlude.end - interlude.start):
+            starts[interlude.after + 1] = interlude.start
+    kept = tuple(i for i in windows.interludes if i.start < starts[i.after + 1])
+    return replace(windows, start=starts, interludes=kept)
 
 
 _WARMUP_SLOWER_PART: Final = 0.15

@@ -19,19 +19,29 @@ STEPS: Final = 40
 RANGES: Final = "GPUTRACE_HOST_RANGE"
 
 
+def give_host_ranges(export: Export) -> None:
+    """Make room for what the hooks record."""
+    export.give("GPUTRACE_META", "name", "value")
+    export.rows.setdefault("GPUTRACE_META", [])
+    export.give(RANGES, "start", "end", "globalTid", "nameId", "kind")
+
+
+def add_compilation(export: Export, start: int, end: int, what: str) -> None:
+    """The process compiles a part of its program."""
+    who = global_id(PID, thread=PID)
+    export.add(RANGES, start=start, end=end, globalTid=who, nameId=export.string(what), kind=6)
+
+
 def of_compilations(folder: Path, *names: str, every: int, length_ms: float) -> Report:
     """Steps of 10 ms; every so many, something is compiled, by which the step is longer."""
     export = Export()
-    export.give("GPUTRACE_META", "name", "value")
-    export.give(RANGES, "start", "end", "globalTid", "nameId", "kind")
-    export.rows.setdefault("GPUTRACE_META", [])
+    give_host_ranges(export)
     who = {"globalTid": global_id(PID, thread=PID)}
     at, texts = 0, iter(names * STEPS)
     for number in range(STEPS):
         compiles = round(length_ms * MS) if number % every == every - 1 else 0
         if compiles:
-            span = {"start": at + 1, "end": at + compiles + 1}
-            export.add(RANGES, **span, **who, nameId=export.string(next(texts)), kind=6)
+            add_compilation(export, at + 1, at + compiles + 1, next(texts))
         end = at + 10 * MS + compiles
         step = {"start": at + 1, "end": end + 1, "step": number}
         export.add(STEP, **step, **who, nameId=export.string("torch.step"))
