@@ -134,3 +134,17 @@ def test_copies_that_the_host_waits_for_have_its_line(tmp_path: Path, waits: boo
             run.export.rows[RUNTIME][-1]["end"] = run.now
     finding = finding_of(analyze(run, tmp_path), "copies-exposed")
     assert finding.evidence.get("line") == ("train.py:7 keep" if waits else None)
+
+
+def test_copies_from_pageable_memory_have_the_line_whose_call_they_hold(tmp_path: Path) -> None:
+    """The call returns shortly before the copy has ended, once its last part is staged."""
+    run = Run()
+    for _ in range(20):
+        arrived = run.input_copy(length=2 * MS, pageable=True)
+        run.export.rows[RUNTIME][-1]["end"] = arrived - 10 * US
+        run.wait_at("train.py:7 to_gpu", "train.py:7 to_gpu")
+        run.model()
+        run.optimizer()
+        run.synchronize()
+    finding = finding_of(analyze(run, tmp_path), "h2d-pageable")
+    assert "the host is at train.py:7 to_gpu in 100% of 40 samples" in finding.details

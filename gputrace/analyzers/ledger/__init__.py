@@ -354,7 +354,11 @@ def _by_thread(
     host waits.
     """
     host = Host(view)
-    waits = of == "copy" and 2 * host.blocked.intersection(time).total > time.total
+    waits = (
+        of == "copy"
+        and 2 * max(held.intersection(time).total for held in (host.blocked, host.copying))
+        > time.total
+    )
     if view.calls is None or not (waits or of == "idle"):
         yield _Part(cause, of, None, None, time.total)
         return

@@ -18,7 +18,7 @@ from gputrace.analyzers.host_state import HostState, read_host_state
 from gputrace.analyzers.idle_causes import calls_held_by_copies
 from gputrace.analyzers.step_phases import PhaseTimes
 from gputrace.errors import PluginError
-from gputrace.model.events import GPU_KINDS, Kind, distinct_ids, is_among
+from gputrace.model.events import COPY_KINDS, GPU_KINDS, Kind, distinct_ids, is_among
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, search, union
 from gputrace.model.options import Window
 from gputrace.model.results import CauseNode
@@ -126,6 +126,19 @@ class Host:
         waits = [calls.of_thread(thread, Call.SYNC, Call.COPY) for thread in self.issuers]
         waits += calls_held_by_copies(self.view.operations, calls).values()
         return reduce(merge_touching, waits, EMPTY)
+
+    @cached_property
+    def copying(self) -> Intervals:
+        """Time of its process in calls that issue copies: from pageable memory, nearly all of the
+        copy.
+        """
+        calls, operations = self.view.calls, self.view.operations
+        if calls is None:
+            return EMPTY
+        copies = np.flatnonzero(is_among(operations.events.kind, COPY_KINDS))
+        issued = calls.issued_by(operations.events.having("process", "correlation").select(copies))
+        rows = distinct_ids(issued[issued != NOBODY])
+        return union(calls.start[rows], calls.end[rows])
 
     @property
     def waits_for_data(self) -> Intervals:
