@@ -191,7 +191,8 @@ def order(
 
     A cure gains what its prediction says, as far as predictions of its kind came true; without a
     prediction, what is charged to its cause. Of computation itself, cheaper kernels are taken to
-    save an eighth: GPUs that compute nearly all the time come before anything smaller.
+    save an eighth of what no finding calls needless: GPUs that compute nearly all the time come
+    before anything smaller.
 
     A recorder that distorts the run, or rows that are missing, come before all others.
 
@@ -207,10 +208,11 @@ def order(
 
     shared = max((each.impact_ns for each in findings if each.id == "shared-gpu"), default=0)
     alone = 1 - min(shared / max(mean_ns, 1), 1.0)
+    needless = sum(f.impact_ns for f in findings if f.id in _OF_COMPUTATION - {"compute-bound"})
 
     def gain_of(finding: Finding) -> float:
         if finding.id == "compute-bound":
-            return CHEAPER_KERNELS_SAVE * finding.impact_ns
+            return CHEAPER_KERNELS_SAVE * max(finding.impact_ns - needless, 0)
         if finding.id in gains:
             return gains[finding.id]
         if predictions and finding.id in curable:
