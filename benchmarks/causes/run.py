@@ -3,9 +3,9 @@
 Each is recorded as it is (``--runs`` times), trains bare cured and as it is, which is what the gain
 is measured by, and runs under torch.profiler for the peers that read its traces. What each tool
 says first is kept in the file of ``--save``; `judge` judges it by ``truth.toml``, and `table` sums
-up. Programs with one GPU train on all cards at once, and one on a card: only their start-ups
-overlap. With recordings and profiles in the folder that ``GPUTRACE_CAUSES`` names, as ``--save``
-leaves them, only those are read.
+up. Programs with one GPU train on all cards at once, and one program on a card: only their
+start-ups overlap. With recordings and profiles in the folder that ``GPUTRACE_CAUSES`` names, as
+``--save`` leaves them, only those are read.
 """
 
 from __future__ import annotations
@@ -90,13 +90,10 @@ class Judges:
         ]
         parts += [partial(self.bare, how="cured"), partial(self.bare, how="sick")]
         for part in (*parts, *([self.profile] if self.options.peers else [])):
-            self.each([truth for truth in wanted if truth.gpus == 1], part)
-            for truth in wanted:
-                if truth.gpus > 1:
-                    self.one(truth, part, None)
+            self.each(wanted, part)
 
     def each(self, wanted: list[Truth], part: Any) -> None:
-        """Run a part of programs with one GPU on all cards at once."""
+        """Run a part of all programs: those with one GPU on all cards at once."""
         lanes: SimpleQueue[int] = SimpleQueue()
         count = max(min(len(cards()), 2), 1)
         for lane in list(range(count)) * AT_ONCE:
@@ -104,7 +101,7 @@ class Judges:
 
         def in_a_lane(truth: Truth) -> None:
             lane = lanes.get()
-            self.one(truth, part, lane)
+            self.one(truth, part, lane if truth.gpus == 1 else None)
             lanes.put(lane)
 
         with ThreadPoolExecutor(1 if self.options.cpu else count * AT_ONCE) as pool:
@@ -210,11 +207,12 @@ class Judges:
         command = program(*words, ranks=_ranks(truth))
         if self.options.cpu:
             variables["TINY"] = "1"
-        elif lane is not None:
-            lock = str(self.folder / f"lane-{lane}.lock")
-            variables["CAUSES_LOCK"] = lock
+        else:
+            taken = range(len(cards())) if lane is None else (lane,)
+            locks = [str(self.folder / f"lane-{card}.lock") for card in taken]
+            variables["CAUSES_LOCK"] = os.pathsep.join(locks)
             # These know no lock, so that their start-ups cannot overlap.
-            command = command if _is_own(truth) else ("flock", lock, *command)
+            command = command if _is_own(truth) else ("flock", locks[0], *command)
         return ("env", *(f"{name}={value}" for name, value in variables.items()), *command)
 
     def _train(

@@ -64,23 +64,30 @@ SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**31))
 random.seed(SEED)
 
 
-held = None
+held = []
 
 
-def turn():
-    """Wait until no other program holds the file CAUSES_LOCK: start-ups overlap, training does not."""
-    global held
-    if path := os.environ.get("CAUSES_LOCK"):
-        import fcntl
+def turn(rank=0):
+    """Wait until no other program holds a file of CAUSES_LOCK: start-ups overlap, training does not.
 
-        held = open(path, "w")
-        fcntl.flock(held, fcntl.LOCK_EX)
+    The files are those of the GPUs that the program trains on. Its other ranks wait for rank 0.
+    """
+    if rank:
+        return
+    import fcntl
+
+    for path in filter(None, os.environ.get("CAUSES_LOCK", "").split(os.pathsep)):
+        held.append(open(path, "w"))
+        fcntl.flock(held[-1], fcntl.LOCK_EX)
 
 
 def leave():
     """Let the next program train."""
-    if held:
-        held.close()
+    import fcntl
+
+    # A worker that was forked has the file open as well.
+    for file in held:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def device(rank=0):
@@ -89,12 +96,12 @@ def device(rank=0):
 
     torch.manual_seed(SEED)
     if not torch.cuda.is_available():
-        turn()
+        turn(rank)
         return torch.device("cpu")
     torch.cuda.set_device(rank)
     # The driver's start takes as long as some trainings.
     torch.cuda.synchronize()
-    turn()
+    turn(rank)
     return torch.device("cuda", rank)
 
 
