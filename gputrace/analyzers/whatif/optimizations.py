@@ -154,16 +154,20 @@ def without_host_time(
 ) -> Graph | None:
     """Take away what a cause of the host explains: the time before calls, the calls in it, and the
     copies of some kinds that they issue. What else they issued stays.
+
+    With other work of the host go the collections in the same pauses, where they take less time
+    than the work: they are of the objects that it made.
     """
     held = graph.held.get(cause)
     if held is None:
         return None
     freed = without_waits(graph, held.inside)
-    gone = (
-        held.before
-        if effect is Effect.LIKELY
-        else (held.before * (1 - _HOST_TIME_STAYS)).astype(np.int64)
-    )
+    gone = held.before
+    if cause == "host-work" and (collected := graph.held.get("garbage-collection")) is not None:
+        meanwhile = np.where(gone > 0, collected.before, 0)
+        gone = gone + meanwhile if meanwhile.sum() < gone.sum() else gone
+    if effect is not Effect.LIKELY:
+        gone = (gone * (1 - _HOST_TIME_STAYS)).astype(np.int64)
     copied = issues(graph) & held.inside & np.isin(graph.kind, copies)
     return freed.changed(
         gap=freed.gap - np.where(graph.hand < 0, gone, 0),
@@ -747,7 +751,7 @@ CURES: Final = (
         "the host does nothing but to load batches and to issue the passes",
         _ON_TIME,
         bounds=(Effect.LEAST,),
-        takes=("host-work", "copies-exposed"),
+        takes=("host-work", "copies-exposed", "garbage-collection"),
         rare_cause="host-work",
     ),
 )

@@ -133,6 +133,19 @@ def test_each_nanosecond_goes_to_the_most_specific_cause_that_is_proven(tmp_path
     )
 
 
+@pytest.mark.parametrize(("begin_ms", "end_ms", "gains_ms"), [(5, 7, 5.7), (4.2, 9.8, 4.3)])
+def test_who_leaves_out_work_leaves_out_the_collections_of_its_objects(
+    tmp_path: Path, begin_ms: float, end_ms: float, gains_ms: float
+) -> None:
+    """Of a pause that is mostly collections, they stay."""
+    loop = Loop()
+    for number in range(20):
+        loop.step(number, ("generation 2", COLLECTION, begin_ms, end_ms))
+    report = analyze(loop.export, tmp_path)
+    (cure,) = (cure for cure in report.what_if if cure.id == "host-work")
+    assert cure.gain_ns == pytest.approx(gains_ms * MS, abs=MS / 10)
+
+
 def test_of_two_causes_at_a_time_one_is_charged(tmp_path: Path) -> None:
     loop = Loop()
     for number in range(20):
