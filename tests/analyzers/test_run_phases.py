@@ -15,7 +15,7 @@ from gputrace.analyzers.run_phases import find_epochs
 from gputrace.api import Report
 from gputrace.model.results import Phase
 from gputrace.report.wording import describe_parts, run_parts
-from tests.analyzers.findings.test_host_compilations import add_compilation, give_host_ranges
+from tests.analyzers.findings.test_host_compilations import add_range, give_host_ranges
 from tests.analyzers.test_generated_training import run
 from tests.helpers.examples import few
 from tests.helpers.handmade import MS, US, Run, analyze, assert_training, ids
@@ -147,7 +147,7 @@ def test_kernels_that_run_while_the_host_compiles_are_no_validation(
                 run.wait(MS)
             run.synchronize()
             end = start + int(compiled * (run.now - start))
-            add_compilation(run.export, start, end, "jit(update)")
+            add_range(run.export, start, end, "jit(update)")
         run.input_copy()
         run.model()
         run.optimizer()

@@ -130,8 +130,6 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
     rate = pageable.bytes / max(pageable.copy_ns, 1)
     pinned = pageable.pinned_rate
     instead = f" instead of {pinned / 1e9:.1f} GB/s from pinned memory" if pinned else ""
-    charged = (row for row in facts.ledger.of("h2d-pageable") if row.line is not None)
-    at = [f"the host is at {row.line} in {row.evidence}" for row in charged][:1]
     yield facts.finding(
         "h2d-pageable",
         severity_of(share) or "low",
@@ -147,7 +145,7 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
             "pinned_bandwidth": None if pinned is None else round(pinned),
             "share": round(share, 4),
         },
-        [f"they run at {rate:.1f} GB/s{instead}", *at],
+        [f"they run at {rate:.1f} GB/s{instead}", facts.host_is_at("h2d-pageable")],
     )
 
 

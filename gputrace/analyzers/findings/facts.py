@@ -500,10 +500,9 @@ class Facts(Struct, frozen=True, dict=True):
             name, spent, total = phase
             shown.append(f"most of it is in {PHASES[name]} ({format_pair(spent, 'of', total)})")
             evidence |= {"phase": name, "phase_ns": spent}
-        most = [row for row in charged if row.ns >= _NAMED_PHASE * charged[0].ns]
-        if (sampled := next((row for row in most if row.line is not None), None)) is not None:
+        if (sampled := self.at_line(*causes)) is not None:
             at = f" at {sampled.line}"
-            shown.append(f"the host is{at} in {sampled.evidence}")
+            shown.append(self.host_is_at(*causes))
             evidence |= {"line": sampled.line}
         elif charged and charged[0].thread is not None and charged[0].evidence:
             shown.append(f"thread {charged[0].thread} {charged[0].evidence}")
@@ -520,6 +519,17 @@ class Facts(Struct, frozen=True, dict=True):
             ranks=tuple(ranks),
             gpus=tuple(sorted({row.gpu for row in rows if row.gpu is not None})),
         )
+
+    def at_line(self, *causes: str) -> LedgerRow | None:
+        """Return the largest row of some causes that has a line, among the large ones."""
+        charged = self.ledger.of(*causes)
+        most = [row for row in charged if row.ns >= _NAMED_PHASE * charged[0].ns]
+        return next((row for row in most if row.line is not None), None)
+
+    def host_is_at(self, *causes: str) -> str:
+        """Return the line of some causes, with the samples that show it; empty without one."""
+        row = self.at_line(*causes)
+        return f"the host is at {row.line} in {row.evidence}" if row is not None else ""
 
     def _few_steps(self, causes: Sequence[str], rows: Sequence[Breakdown]) -> str:
         """Return in which steps most of the time of some causes is, if few of them have it."""

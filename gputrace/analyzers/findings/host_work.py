@@ -301,7 +301,10 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
             "longest_ns": longest,
             "share": round(share, 4),
         },
-        [f"{each}, the longest {format_ns(longest)} ({what})"],
+        [
+            f"{each}, the longest {format_ns(longest)} ({what})",
+            "" if at else facts.host_is_at("garbage-collection"),
+        ],
     )
 
 
@@ -358,6 +361,7 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
             f"{format_count(len(compilations), 'compilation')} in {format_count(steps, 'step')}, "
             f"mostly {most}",
             f"reason: {reason}" if reason else "",
+            facts.host_is_at("recompilation"),
         ],
     )
 

@@ -287,16 +287,22 @@ def find_host_times(
 ) -> HostTimes:
     """Return when the host of a GPU is at each of some causes, whether or not the GPU waits.
 
-    Of two causes at a time, the first of the list counts. ``time`` is the measured one.
+    Of two causes at a time, the first of the list counts, and one of the host that can claim waits
+    for data instead of these. ``time`` is the measured one.
     """
     host, known, inside, spent = Host(view), EMPTY, dict[str, Intervals](), dict[str, int]()
+    proven = EMPTY
     for cause in causes:
         active = EMPTY if cause.claim is None else cause.claim(host).difference(known)
         if len(active):
             inside[cause.id] = active.clip(*window)
             spent[cause.id] = active.intersection(time).total
             known = merge_touching(known, active)
-    data = {thread: waits.clip(*window) for thread, waits in view.lane.data.items()}
+            if cause.parent == "host" and "data_feeding" in cause.takes:
+                proven = merge_touching(proven, active)
+    data = {
+        thread: waits.difference(proven).clip(*window) for thread, waits in view.lane.data.items()
+    }
     return HostTimes(inside, spent, data)
 
 

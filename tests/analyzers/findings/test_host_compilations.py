@@ -10,13 +10,15 @@ import pytest
 from gputrace.api import Report
 from gputrace.model.results import Finding
 from tests.helpers.exports import STEP, Export, global_id
-from tests.helpers.handmade import MS, analyze
+from tests.helpers.handmade import MS, Run, analyze
 from tests.helpers.programs import recorded_with_torch
 from tests.helpers.sentences import words_of
 
 PID: Final = 100
 STEPS: Final = 40
 RANGES: Final = "GPUTRACE_HOST_RANGE"
+COLLECTION, COMPILATION = 3, 6
+"""Kinds of such ranges."""
 
 
 def give_host_ranges(export: Export) -> None:
@@ -26,10 +28,10 @@ def give_host_ranges(export: Export) -> None:
     export.give(RANGES, "start", "end", "globalTid", "nameId", "kind")
 
 
-def add_compilation(export: Export, start: int, end: int, what: str) -> None:
-    """The process compiles a part of its program."""
+def add_range(export: Export, start: int, end: int, what: str, kind: int = COMPILATION) -> None:
+    """The process is at something that the hooks record."""
     who = global_id(PID, thread=PID)
-    export.add(RANGES, start=start, end=end, globalTid=who, nameId=export.string(what), kind=6)
+    export.add(RANGES, start=start, end=end, globalTid=who, nameId=export.string(what), kind=kind)
 
 
 def of_compilations(folder: Path, *names: str, every: int, length_ms: float) -> Report:
@@ -41,7 +43,7 @@ def of_compilations(folder: Path, *names: str, every: int, length_ms: float) -> 
     for number in range(STEPS):
         compiles = round(length_ms * MS) if number % every == every - 1 else 0
         if compiles:
-            add_compilation(export, at + 1, at + compiles + 1, next(texts))
+            add_range(export, at + 1, at + compiles + 1, next(texts))
         end = at + 10 * MS + compiles
         step = {"start": at + 1, "end": end + 1, "step": number}
         export.add(STEP, **step, **who, nameId=export.string("torch.step"))
@@ -75,6 +77,24 @@ def test_compilations_in_measured_steps_are_named_with_their_reason(tmp_path: Pa
 def test_the_cure_is_that_of_the_compiler(tmp_path: Path, what: str, cure: str) -> None:
     (finding,) = found(of_compilations(tmp_path, what, every=4, length_ms=60), "recompilation")
     assert cure in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("kind", "id"), [(COLLECTION, "garbage-collection"), (COMPILATION, "recompilation")]
+)
+def test_the_line_that_the_host_is_at_is_told(tmp_path: Path, kind: int, id: str) -> None:
+    run = Run()
+    give_host_ranges(run.export)
+    for _ in range(20):
+        run.input_copy()
+        run.model()
+        run.optimizer()
+        run.synchronize()
+        start = run.now
+        run.wait_at(*["train.py:7 main"] * 4)
+        add_range(run.export, start, run.now, "generation 2", kind)
+    (finding,) = found(analyze(run, tmp_path), id)
+    assert "the host is at train.py:7 main in 100% of 76 samples" in finding.details
 
 
 def test_rare_and_short_compilations_are_none(tmp_path: Path) -> None:
