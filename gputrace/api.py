@@ -264,11 +264,12 @@ class OpenTrace:
 
         Raises what `analyze` raises, UsageError if there is no such step.
         """
+        from gputrace.analyzers.gpu_shards import Shard
         from gputrace.analyzers.timeline_model.gaps import explain_step
 
         options = read_options(steps, time, 50)
         scene = self._scene(options, progress)
-        return self._read(partial(explain_step, scene, number), options, None)
+        return self._read(lambda trace: explain_step(scene, number, Shard(trace)), options, None)
 
     def report(
         self,
@@ -338,14 +339,14 @@ class OpenTrace:
         Takes ``steps``, ``time``, ``gaps`` and ``progress`` like `analyze`, and raises what it
         raises. The result is for gputrace's own pages, and may change.
         """
-        from gputrace.report.html.timeline import PackedRows, gather, read_rows, read_window
+        from gputrace.report.html.timeline import TraceParts, gather, read_parts, read_window
 
         options = read_options(steps, time, gaps)
         scene = self._scene(options, progress)
-        rows = self._cached(PackedRows, options)
-        if rows is None:
-            rows = self._read(partial(read_rows, scene=scene), options, None, caches=True)
-        material = gather(scene, rows=rows.text)
+        parts = self._cached(TraceParts, options)
+        if parts is None:
+            parts = self._read(partial(read_parts, scene=scene), options, None, caches=True)
+        material = gather(scene, parts)
         return replace(material, window_rows=lambda window: read_window(self._trace, scene, window))
 
     def _scene(self, options: Options, progress: Progress | None) -> Scene:

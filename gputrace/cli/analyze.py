@@ -282,7 +282,7 @@ def report(
                 inputs = [Path(path) for path in material.analysis.paths]
                 write_page(target, inputs, force, lambda page: page.render(material))
         code = options.log_left_out(opened)
-        slow = load("timeline").slow_steps(material)
+        slow = load("timeline").slow_steps(material.analysis)
         more = f"; {{}}#step={slow[0]} opens it at the slowest step" if slow else ""
         if serve:
             said = f"the page is at {{}}{more}"

@@ -13,9 +13,10 @@ def document(result: SketchReport, limits: Limits) -> Document:
     jobs = {row.job for row in result.ranks}
     head = [Line(f"{capital(change.message)}.") for change in result.changes]
     first = (Column("job", "job"),) if len(jobs) > 1 else ()
+    title = "Steps of each rank (median, 95th percentile, and the mean of each part)"
     return Document(
         head=tuple(head) or (Line("No rank is late, and no step became slower."),),
-        tables=present([declared("Steps of each rank", result.ranks, *first)]),
+        tables=present([declared(title, result.ranks, *first)]),
     )
 
 

@@ -121,6 +121,7 @@ def test_one_bad_step_and_a_burst_are_told_apart(
     (found,) = late(analyze(plan, tmp_path))
     assert (found.evidence["pattern"], found.evidence["first_step"]) == (pattern, steps[0])
     assert told in words_of(found)
+    assert " of the time (" in found.message
     assert found.impact_ns == pytest.approx(lengthened(plan), rel=0.15)
 
 

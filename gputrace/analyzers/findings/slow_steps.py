@@ -144,6 +144,10 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
         0, f"what grew most is {_NAMES[name]} ({format_ns(more)}{_where_most(numbers, grown)})"
     )
     is_explained = advice in _EXPLAIN
+    added, charged = (format_ns(ns / len(longest)) for ns in (excess, (1 - part) * excess))
+    amount = "all" if charged == added else charged
+    elsewhere = f", {amount} of it charged to other causes" if part < NEARLY_ALL else ""
+    details.insert(1, f"they add {added} to the mean step{elsewhere}")
     if met is not None and not is_explained and shared >= _NAMED_REASON_SHARE * excess:
         details.append(f"{met} meanwhile")
         advice = SHARE_NO_CARD

@@ -377,16 +377,35 @@ def _finding(
         **(more or {}),
     }
     lose = "the other GPUs lose" if _theirs(facts) == _OTHERS else "the other GPU loses"
-    message = f"{lose} {facts.of_step(late.cost_ns)} to {_who(facts, gpu)}, which "
+    of_step = facts.of_step(late.cost_ns, in_few=late.pattern != "constant")
+    message = f"{lose} {of_step} to {_who(facts, gpu)}, which "
     message += "works longer" if id == "straggler" else "has a late host"
     shown = (
         f"it is last at {late.last:.0%} of the collectives{_where(facts, gpu)}{_when(late)}",
         *filter(None, details),
         *_mixture(facts, late),
+        *_in_all_steps(facts, id, late),
     )
     severity = severity_of(share) or "low"
     cost = late.cost_ns
     return Finding(id, severity, (gpu.gpu,), (gpu.rank,), cost, message, advice, evidence, shown)
+
+
+_BY_CHANCE: Final = 1.2
+"""Ratio of the waits for a GPU in all steps to those in which it is late, from which both are said.
+"""
+
+
+def _in_all_steps(facts: Facts, id: str, late: Straggler) -> Iterator[str]:
+    """Say what the ledger charges to waits for a GPU, if that is more than its lateness costs."""
+    rank = late.lane.gpu.rank
+    waits = [row for row in facts.ledger.of(id) if row.rank == rank != row.paid_by]
+    on_gpus = len({(row.gpu, row.paid_by) for row in waits})
+    steps = facts.ledger.turns / max(len(facts.ledger.counted), 1)
+    each = sum(row.ns for row in waits) / max(on_gpus * steps, 1)
+    if each > _BY_CHANCE * late.cost_ns:
+        waited = f"waits for it take {format_ns(each)} a step"
+        yield f"with the steps in which it is last by chance, {waited}"
 
 
 _OTHERS: Final = "the others'"

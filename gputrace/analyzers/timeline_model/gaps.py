@@ -340,20 +340,20 @@ _WAITING: Final = DEFAULTS["communication"]
 _UNEXPLAINED: Final = DEFAULTS["other_idle"]
 
 
-def explain_step(scene: Scene, number: int | str, trace: Trace | None = None) -> StepExplanation:
+def explain_step(
+    scene: Scene, number: int | str, shard: Shard, *, evidence: bool = True
+) -> StepExplanation:
     """Compare a step with the median step on every GPU that has it.
 
-    ``slowest`` is the longest measured one. With the trace, the longest gaps have their evidence,
-    and samples name lines. Raises UsageError where no such step was found, or no other one was
-    measured.
+    ``slowest`` is the longest measured one. The shard has the whole trace of the scene. The
+    evidence of the longest gaps, which takes longest to read, can be left out. Raises UsageError
+    where no such step was found, or no other one was measured.
     """
     analysis = scene.analysis
     assert analysis is not None
-    lines = None if trace is None else read_python_lines(Shard(trace))
-    counters = {} if trace is None else read_counters(Shard(trace))
-    if trace is not None:
-        ranked = ranks_of(trace, dict.fromkeys(counters, 0))[0]
-        counters = {rank: counters[process] for rank, process in ranked.items()}
+    counters = shard.once(read_counters)
+    ranked = ranks_of(shard.trace, dict.fromkeys(counters, 0))[0]
+    counters = {rank: counters[process] for rank, process in ranked.items()}
     steps = analysis.step_list
     if isinstance(number, str):
         steady = [step for step in steps if step.phase == "steady"]
@@ -369,7 +369,7 @@ def explain_step(scene: Scene, number: int | str, trace: Trace | None = None) ->
         if step is not None and others:
             usual = sorted(others, key=_length)[(len(others) - 1) // 2]
             counted = counters.get(lane.rank)
-            rows.append(_on_gpu(scene, analysis, index, step, usual, trace, lines, counted))
+            rows.append(_on_gpu(scene, shard, index, step, usual, counted, evidence=evidence))
     if not rows:
         count = max((step.step for step in steps), default=-1)
         why = "no steps were found in it"
@@ -402,23 +402,24 @@ def _own_growth(row: StepOnGpu) -> int:
 
 def _on_gpu(
     scene: Scene,
-    analysis: Analysis,
+    shard: Shard,
     index: int,
     step: Step,
     usual: Step,
-    trace: Trace | None,
-    lines: PythonLines | None,
     counters: Counters | None,
+    *,
+    evidence: bool,
 ) -> StepOnGpu:
-    lane = scene.lanes[index]
+    lane, analysis, trace = scene.lanes[index], scene.analysis, shard.trace
+    assert analysis is not None
     spent, before = (_by_cause(lane, each, counters) for each in (step, usual))
     names = dict.fromkeys([*spent, *before])
     times = ((name, spent.get(name, 0), before.get(name, 0)) for name in names)
     parts = [StepPart(name, _label(analysis, name), ns, was, ns - was) for name, ns, was in times]
     parts.sort(key=lambda part: (-part.more_ns, -part.ns))
-    gap = _longest_gap(scene, index, step, trace)
-    line = None
-    if lines is not None and trace is not None:
+    gap = _longest_gap(scene, index, step, trace if evidence else None)
+    lines, line = shard.once(read_python_lines), None
+    if lines is not None:
         time = union([gap.start_ns], [gap.end_ns]) if gap else time_of([step])
         waits = None if gap else parts[0].cause == "host_data"
         line = _line(trace, lines, lane, time, waits_for_data=waits)

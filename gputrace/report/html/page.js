@@ -220,7 +220,9 @@
     if (gap) choose(Number(gap[1]));
     board.recalled = true;
     if (board.rows) board.rows.restore({ sel, q: parts.get("q") || "" });
-    if (toStep(parts.get("step") || "")) return;
+    const step = parts.get("step");
+    if (step !== null && toStep(step)) return;
+    if (step !== null) noStep(step);
     if (to !== undefined || !location.hash) show(...(to === undefined ? board.first : [from * 1e9, to * 1e9]));
     if (to !== undefined) toLanes();
   }
@@ -243,6 +245,12 @@
       || `Step ${number} took ${Lanes.told(to - from)}: gputrace analyze TRACE --step ${number} says what it has more of than the median step.`;
     toLanes();
     return true;
+  }
+
+  function noStep(text) {
+    const all = [...board.steps.data.number].filter(number => number >= 0), least = Math.min(...all), most = Math.max(...all);
+    document.getElementById("why").textContent = `There is no step ${text} here: ${all.length ? `the page has steps ${least} to ${most}` : "no steps were found"}.`;
+    toLanes();
   }
 
   // A click on the chart of steps shows the longest step near it.

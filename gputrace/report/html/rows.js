@@ -1,6 +1,6 @@
 "use strict";
 // Streams and host threads below the lanes: named boxes, search, selection and its launch. Their
-// data are the `PackedRows` of timeline.py.
+// data are the `TraceParts.rows` of timeline.py.
 const Rows = (() => {
   const letterPx = 6.6, unitPx = 18, leastPx = 1.5, mostDepth = 6, mostPx = 520;
 

@@ -129,4 +129,4 @@ class _Follower:
             source.data = {"length": lane_runs.length, "kind": lane_runs.kind}
         if self._names is not None:
             text = self._material.window_rows(Window(start - width, end + width))
-            self._names.data = {"text": [text or self._material.rows]}
+            self._names.data = {"text": [text or self._material.parts.rows]}

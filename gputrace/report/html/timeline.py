@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
+from gputrace.analyzers.gpu_shards import Shard
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.kernel_names import short_name
 from gputrace.analyzers.operations import classify
@@ -109,7 +110,7 @@ def timeline_charts(material: Material) -> dict[str, figure]:
     ]
     detail.tags = [*lanes, _step_source(material.analysis, scene)]
     return {"overview": over, "timeline": detail} | (
-        {"rows": _row_figure(shown)} if material.rows else {}
+        {"rows": _row_figure(shown)} if material.parts.rows else {}
     )
 
 
@@ -206,12 +207,12 @@ def _first_window(scene: Scene, gaps: Sequence[GapDetail]) -> Window:
     return Window(max(start, scene.span.start), min(end, scene.span.end))
 
 
-def slow_steps(material: Material) -> list[int]:
+def slow_steps(analysis: Analysis) -> list[int]:
     """Return the numbers of the slowest measured steps, of which the page says why; the longest
     first.
     """
     longest: dict[int, int] = {}
-    for step in material.analysis.step_list:
+    for step in analysis.step_list:
         if step.phase == "steady":
             longest[step.step] = max(longest.get(step.step, 0), step.end_ns - step.start_ns)
     least = _SLOW_RATIO * median([*longest.values()]) if len(longest) > 1 else 0
@@ -235,11 +236,8 @@ def facts(material: Material) -> dict[str, Any]:
         "tracks": [
             {"name": name, "color": LOOKS[_TRACK_LOOKS[kind]].color} for kind, name in HOST_TRACKS
         ],
-        "rows": material.rows,
-        "why": {
-            number: plain_text(f"{capital(explain_step(scene, number).message)}.", 400)
-            for number in slow_steps(material)
-        },
+        "rows": material.parts.rows,
+        "why": material.parts.why,
         "slowest": slowest and slowest.step,
         "first_lane": next((worst.lane for worst in material.gaps), 0),
     }
@@ -322,8 +320,7 @@ class Material:
     """All runs of each lane of the scene, over the scene's span."""
     runs: tuple[Runs, ...]
     """Runs of ``lanes``, reduced to what fits into a file."""
-    rows: str = ""
-    """Streams and threads, as `PackedRows` has them; empty without any."""
+    parts: TraceParts
     window_rows: Callable[[Window], str] = field(default=lambda _window: "", repr=False)
     """Reads those of a window while the trace is open."""
 
@@ -334,7 +331,7 @@ class Material:
 
     @property
     def has_names(self) -> bool:
-        """True if ``rows`` have all operations."""
+        """True if ``parts.rows`` have all operations."""
         return sum(len(lane.operations or ()) for lane in self.scene.lanes) <= MOST_OPERATIONS
 
     def runs_around(self, start: int, end: int, most: int) -> tuple[Runs, ...]:
@@ -347,8 +344,8 @@ class Material:
         return reduce(self.lanes, span, most, [window], between=window)
 
 
-def gather(scene: Scene, most: int = MOST_RUNS, rows: str = "") -> Material:
-    """Reduce the timeline of a scene with an analysis; add the text of its `PackedRows`.
+def gather(scene: Scene, parts: TraceParts, most: int = MOST_RUNS) -> Material:
+    """Reduce the timeline of a scene with an analysis; add what was read of its trace.
 
     Raises InputError where rows lie so far apart that their times must be wrong.
     """
@@ -361,7 +358,7 @@ def gather(scene: Scene, most: int = MOST_RUNS, rows: str = "") -> Material:
     gaps = worst_gaps(scene, analysis)
     lanes = tuple(tile(lane.layers, scene.span) for lane in scene.lanes)
     matter = [*(gap.itself for gap in gaps), *(gap.around for gap in gaps)]
-    return Material(analysis, scene, gaps, lanes, reduce(lanes, scene.span, most, matter), rows)
+    return Material(analysis, scene, gaps, lanes, reduce(lanes, scene.span, most, matter), parts)
 
 
 MOST_OPERATIONS: Final = 30_000
@@ -370,26 +367,33 @@ _LONGEST_NAME: Final = 300
 
 
 @dataclass(frozen=True)
-class PackedRows:
-    """Streams and threads as compressed JSON in base64; nothing without any."""
+class TraceParts:
+    """Parts of a page that are read from the trace itself, as its scene lacks them."""
 
-    text: str
+    rows: str = ""
+    """Streams and threads as compressed JSON in base64; empty without any."""
+    why: Mapping[int, str] = field(default_factory=dict)
+    """Why the slowest measured steps took as long as they did, by their numbers."""
 
 
-def read_rows(trace: Trace, scene: Scene, most: int = MOST_OPERATIONS) -> PackedRows:
-    """Read streams and threads from a trace: of a large one, around the view, the longest kernel
-    of the measured steps and the gaps.
+def read_parts(trace: Trace, scene: Scene, most: int = MOST_OPERATIONS) -> TraceParts:
+    """Read streams and threads from a trace (of a large one, around the view, the longest kernel
+    of the measured steps and the gaps) and why its slowest steps took as long as they did.
     """
     assert scene.analysis is not None
     gaps = worst_gaps(scene, scene.analysis)
     windows = [_first_window(scene, gaps), *_longest_kernel(scene, scene.analysis)]
     windows += [worst.around for worst in gaps]
     rows, within = read_track_rows(trace, scene, windows, most)
-    return PackedRows(_packed(trace, scene, rows, within) if rows else "")
+    why, shard = {}, Shard(trace)
+    for number in slow_steps(scene.analysis):
+        message = explain_step(scene, number, shard, evidence=False).message
+        why[number] = plain_text(f"{capital(message)}.", 400)
+    return TraceParts(_packed(trace, scene, rows, within) if rows else "", why)
 
 
 def read_window(trace: Trace, scene: Scene, window: Window) -> str:
-    """Return the text of `PackedRows` of all streams and threads in a window."""
+    """Return the text of `TraceParts.rows` of all streams and threads in a window."""
     window = Window(max(window.start, scene.span.start), min(window.end, scene.span.end))
     rows = read_window_rows(trace, scene, window, 2 * MOST_OPERATIONS)
     return _packed(trace, scene, rows, union([window.start], [window.end])) if rows else ""
@@ -411,7 +415,7 @@ def _longest_kernel(scene: Scene, analysis: Analysis) -> list[Window]:
 
 
 def _packed(trace: Trace, scene: Scene, rows: Sequence[TrackRow], within: Intervals | None) -> str:
-    """Return the text of `PackedRows`.
+    """Return the text of `TraceParts.rows`.
 
     Starts count from the previous one, the first from the origin; ``link`` is the correlation.
     """

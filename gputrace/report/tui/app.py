@@ -17,6 +17,7 @@ from textual.containers import Container, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
+from gputrace.analyzers.gpu_shards import Shard
 from gputrace.analyzers.timeline_model import SORTS, GapTable, Scene, SceneLane, most_visible
 from gputrace.analyzers.timeline_model.gaps import (
     GapDetail,
@@ -366,7 +367,7 @@ class BrowseApp(TerminalApp[None]):
 
         def read() -> None:
             if scene is not None and scene.analysis is not None:
-                found = explain_step(scene, number, source.trace)
+                found = explain_step(scene, number, Shard(source.trace))
                 self.later(lambda: self._set_detail(step_text(found)))
 
         source.ask(read)

@@ -35,6 +35,7 @@ from gputrace.report.html.page import hashes
 from gputrace.units import format_ns
 from tests.analyzers.test_host_only_traces import Made
 from tests.analyzers.test_host_only_traces import train as host_steps
+from tests.analyzers.test_host_state import Looked, Spent
 from tests.helpers import command
 from tests.helpers.cache_writing import wait_until_kept
 from tests.helpers.command import assert_refused
@@ -114,6 +115,17 @@ def test_the_verdict_and_the_gap_of_the_sleep_come_first(made: Callable[[str], s
     assert "data feeding 25." in page.text
 
 
+def test_the_page_says_of_a_slow_step_what_the_command_says(tmp_path: Path) -> None:
+    """Its wait for a core, too, which only the trace has."""
+    path = Looked(Spent(9.5, 0.5, 0), {12: Spent(10, 55, 5)}, 0).analyze(tmp_path).path
+    with gputrace.open(path) as trace:
+        trace.report(tmp_path / "page.html")
+        said = trace.explain_step(12).message
+    assert "queued for a core" in said
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert page.facts["why"]["12"] == f"S{said[1:]}."
+
+
 def test_every_gap_of_the_list_is_in_the_analysis(
     made: Callable[[str], str], recording: Callable[[str], Path]
 ) -> None:
@@ -179,7 +191,7 @@ def test_of_a_large_trace_names_are_kept_around_the_listed_gaps(
     recording: Callable[[str], Path],
 ) -> None:
     with open_traces([str(recording(STARVED))]) as trace:
-        material = timeline.gather(read_scene(trace, Options()))
+        material = timeline.gather(read_scene(trace, Options()), timeline.TraceParts())
         rows, within = read_track_rows(
             trace, material.scene, [worst.around for worst in material.gaps], 400
         )
@@ -202,8 +214,8 @@ def test_of_a_large_trace_the_longest_kernel_is_kept_wherever_it_is(tmp_path: Pa
         run.optimizer()
         run.synchronize()
     with open_traces([str(run.export.write(tmp_path / "run.sqlite"))]) as trace:
-        page = timeline.read_rows(trace, read_scene(trace, Options()), most=40)
-    packed = json.loads(gzip.decompress(base64.b64decode(page.text)))
+        page = timeline.read_parts(trace, read_scene(trace, Options()), most=40)
+    packed = json.loads(gzip.decompress(base64.b64decode(page.rows)))
     assert packed["within"] is not None
     assert any(3 * MS in row["length"] for row in packed["rows"] if row["track"] < 0)
 
@@ -392,7 +404,7 @@ def test_a_trace_that_was_opened_before_is_not_analyzed_again(
         again = trace.material()
         assert again.analysis == first.analysis
         assert again.gaps == first.gaps
-        assert again.rows == first.rows != ""
+        assert again.parts == first.parts != timeline.TraceParts()
         for own, other in zip(again.runs, first.runs, strict=True):
             assert own.length.tobytes() == other.length.tobytes()
             assert own.kind.tobytes() == other.kind.tobytes()

@@ -25,7 +25,7 @@ from gputrace.analyzers.timeline_model.trace_rows import merge_narrow, read_wind
 from gputrace.model.options import Options
 from gputrace.readers.open import open_traces
 from gputrace.report.html.page import render
-from gputrace.report.html.timeline import gather, read_rows, read_window
+from gputrace.report.html.timeline import TraceParts, gather, read_parts, read_window
 from gputrace.report.palette import LOOKS
 from gputrace.units import parse_duration
 from tests.helpers import command
@@ -545,7 +545,7 @@ def test_what_is_drawn_is_exact_at_every_zoom(
     """The area of a class is its time, in a page that holds all runs and in one that cannot."""
     target = tmp_path / "page.html"
     with open_traces([str(recording(STARVED))]) as trace:
-        material = gather(read_scene(trace, Options()), most)
+        material = gather(read_scene(trace, Options()), TraceParts(), most)
     is_whole = all(lane.whole for lane in material.runs)
     assert is_whole == (most > 6_000)
     target.write_text(render(material), encoding="utf-8")
@@ -650,6 +650,8 @@ def test_a_step_is_shown_by_its_number_and_by_a_click_on_its_spike(
     browser.open(f"{address}#step=slowest")
     browser.until(f"{HASH} === '#step=9'")
     assert browser.run(WHY) == why
+    browser.open(f"{address}#step=99")
+    browser.until(f"({WHY}) === 'There is no step 99 here: the page has steps 0 to 15.'")
     browser.open(f"{address}{moved}")
     browser.until("document.body.dataset.rows && scrollY > 0")
     assert browser.run(HASH) == moved
@@ -661,8 +663,8 @@ def test_a_merged_box_has_the_colour_of_most_of_its_time_and_what_is_absent_is_h
 ) -> None:
     with open_traces([recording(STARVED)]) as trace:
         scene = read_scene(trace, Options())
-        packed = read_rows(trace, scene, most=6_000)
-    (tmp_path / "page.html").write_text(render(gather(scene, rows=packed.text)))
+        packed = read_parts(trace, scene, most=6_000)
+    (tmp_path / "page.html").write_text(render(gather(scene, packed)))
     browser.open((tmp_path / "page.html").as_uri())
     browser.until("document.body.dataset.rows")
     browser.run("document.querySelector('[data-do=run]').click()")
@@ -702,7 +704,9 @@ def test_a_page_that_cannot_hold_all_says_so_where_it_matters(
 ) -> None:
     target = tmp_path / "page.html"
     with open_traces([str(recording(STARVED))]) as trace:
-        target.write_text(render(gather(read_scene(trace, Options()), 20_000)), encoding="utf-8")
+        target.write_text(
+            render(gather(read_scene(trace, Options()), TraceParts(), 20_000)), encoding="utf-8"
+        )
     browser.open(target.as_uri())
     browser.run("document.querySelector('tr[data-start]').click()")
     shown(browser)
@@ -821,7 +825,7 @@ def test_a_server_sends_every_stream_of_a_window_and_the_page_draws_it(
 ) -> None:
     with open_traces([recording(STARVED)]) as trace:
         scene = read_scene(trace, Options())
-        packed = read_rows(trace, scene, most=6_000)
+        packed = read_parts(trace, scene, most=6_000)
         whole = read_window(trace, scene, scene.span)
         merged = [
             merge_narrow(trace, row, scene.span, 100)
@@ -830,7 +834,7 @@ def test_a_server_sends_every_stream_of_a_window_and_the_page_draws_it(
     for row in merged:
         assert row.counts is not None
         assert len(row.counts) == len(row.track.events)
-    (tmp_path / "page.html").write_text(render(gather(scene, rows=packed.text)))
+    (tmp_path / "page.html").write_text(render(gather(scene, packed)))
     browser.open((tmp_path / "page.html").as_uri())
     browser.until("document.body.dataset.rows")
     browser.run("document.querySelector('[data-do=run]').click()")
