@@ -557,17 +557,12 @@ def find_launches(
     names = trace.names(distinct_ids(kernels.name))
     alike = {id for id, name in names.items() if re.search(pattern, _in_words(name))}
     ours = {id for id, name in names.items() if name == use.name}
-    steady = [
-        (step.start_ns, step.step)
-        for step in analysis.step_list
-        if (step.gpu, step.rank, step.phase) == (*key, "steady")
-    ]
-    start, step = min(steady, default=(totals.start_ns, None))
     launches = kernels.select(np.isin(kernels.name, sorted(alike)))
     is_longest = launch.name == use.name
-    wanted = np.isin(launches.name, sorted(ours)) & (launches.start >= start)
-    skip = int(np.flatnonzero(wanted)[0]) if wanted.any() else 0
-    at, shown = np.flatnonzero(wanted)[:1], launches
+    mine = np.flatnonzero(np.isin(launches.name, sorted(ours)))
+    place, step = _typical_launch(launches.start[mine], analysis, key)
+    at, shown = mine[place : place + 1], launches
+    skip = int(at[0]) if len(at) else 0
     if is_longest:
         whose = {(gpu.gpu.gpu, gpu.gpu.rank): gpu.events for gpu in operations}
         shown = whose[launch.gpu, launch.rank]
@@ -585,13 +580,36 @@ def find_launches(
         pattern=pattern,
         alike=len({names[id] for id in alike}),
         skip=skip,
-        step=step if wanted.any() else None,
+        step=step,
         from_start=ops.coverage.from_the_start,
         why_not=why_not,
         longest=from_origin(launch) if is_longest else None,
         longest_compute=from_origin(computing) if is_longest and computing != launch else None,
         issued=_issued(trace, shown.having("process", "correlation").select(at), analysis),
     )
+
+
+_USUAL_RANGE: Final = 0.1
+"""Difference of a step from the median, as a fraction of it, up to which it is a typical one."""
+
+
+def _typical_launch(
+    starts: Times, analysis: Analysis, key: tuple[int, int]
+) -> tuple[int, int | None]:
+    """Return the first of some launches in a measured step of a GPU that is about as long as their
+    median, and the number of that step: near the start, so that few launches are skipped. Else the
+    first in any measured step, or the very first one and None.
+    """
+    steady = [s for s in analysis.step_list if (s.gpu, s.rank, s.phase) == (*key, "steady")]
+    steady.sort(key=lambda step: step.start_ns)
+    lengths = np.array([step.end_ns - step.start_ns for step in steady])
+    at = np.searchsorted([step.start_ns for step in steady], starts, "right") - 1
+    usual = median(lengths) if steady else 0
+    is_usual = np.append(abs(lengths - usual) <= _USUAL_RANGE * usual, False)
+    for rows in (np.flatnonzero(is_usual[at]), np.flatnonzero(at >= 0)):
+        if len(rows):
+            return int(rows[0]), steady[int(at[rows[0]])].step
+    return 0, None
 
 
 _NEAR_NS: Final = 100_000_000

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--skip",
     type=click.IntRange(min=0),
-    help="Launches to skip first; by default those before a steady step.",
+    help="Launches to skip first; by default those before a typical step after warm-up.",
 )
 @click.option(
     "-o",

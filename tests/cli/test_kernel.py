@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pytest
 
+import gputrace
 from gputrace.analyzers.kernels import pattern_of
 from gputrace.cli import run
 from gputrace.model.names import demangle_all
@@ -169,6 +170,18 @@ def test_launches_before_a_steady_step_are_left_out(trace: Path, machine: Machin
     assert found["kernel"]["short"] == "gemm_backward_0"
     assert (found["step"], found["skip"], found["alike"]) == (2, 2 * 4, 1)
     assert found["from_start"]
+
+
+def test_a_launch_in_a_step_of_usual_length_is_profiled(tmp_path: Path, machine: Machine) -> None:
+    """The first step begins with its copy: it lacks the wait before it."""
+    made = Run()
+    train(made, 20, wait=10 * MS)
+    path = made.export.write(tmp_path / "t.sqlite")
+    first, second, *_ = gputrace.open(path).analyze().step_list
+    assert first.phase == second.phase == "steady"
+    assert 2 * (first.end_ns - first.start_ns) < second.end_ns - second.start_ns
+    found = json.loads(machine.run(path, "1", "--json").out)["launches"]
+    assert (found["step"], found["skip"]) == (1, 4)
 
 
 def test_without_a_program_the_command_is_printed(trace: Path, machine: Machine) -> None:
