@@ -368,8 +368,8 @@ def find_host_lanes(
 ) -> tuple[list[HostLane], FoundSteps]:
     """Return a lane for every rank that has anything in the window, and the steps of all ranks.
 
-    Ranks are the processes that mark steps; if none does, those that wait for data. Raises
-    InputError where there is neither.
+    Ranks are the processes that mark steps; if none does, those that wait for data, or whose lines
+    were sampled. Raises InputError where there are none.
     """
     waits = {thread: time for thread, time in read_evidence(trace).data.items() if len(time)}
     marked, rollouts = _read_marked(trace, waits), trace.once(read_named_ranges).rollouts
@@ -396,11 +396,8 @@ def find_host_lanes(
             )
         elif data is not None and len(data) > _FEWEST_BATCHES:
             windows[rank] = _windows_of_batches(rank, data, unknown)
-    if not lanes and trace.is_host_timeline:
-        ranges = trace.events([Kind.RANGE], ("start", "end"), window)
-        if len(ranges):
-            span = Window(int(ranges.start.min()), int(ranges.end.max()))
-            lanes.append(HostLane(HostRank(0), span, None))
+    if not lanes:
+        lanes += _lanes_without_marks(trace, window)
     if not lanes and window is None:
         assert trace.no_gpu is not None
         why, remedy = trace.no_gpu
@@ -412,6 +409,26 @@ def find_host_lanes(
         raise InputError(trace.path, message)
     warmup = max((count_warmup(w.lengths) for w in windows.values()), default=0)
     return lanes, FoundSteps(windows, warmup, chosen, "no step was marked")
+
+
+def _lanes_without_marks(trace: Trace, window: Window | None) -> Iterator[HostLane]:
+    """Yield the lanes of a trace whose program marks neither steps nor waits: of each process with
+    sampled lines, or one of all ranges of a host's timeline.
+    """
+    columns = ("start", "end", "process")
+    samples = trace.events({Kind.SAMPLE} & trace.kinds, columns, window)
+    sampled = np.unique(samples.process, return_counts=True)
+    work = dict(zip(*(each.tolist() for each in sampled), strict=True))
+    of_rank = {
+        rank: samples.select(samples.process == process)
+        for rank, process in sorted(ranks_of(trace, work)[0].items())
+    }
+    if not work and trace.is_host_timeline:
+        of_rank = {0: trace.events([Kind.RANGE], columns, window)}
+    for rank, rows in of_rank.items():
+        if len(rows):
+            span = Window(int(rows.start.min()), int(rows.end.max()))
+            yield HostLane(HostRank(rank), span, None)
 
 
 _FEWEST_BATCHES: Final = 10

@@ -150,7 +150,11 @@ def off(target: str | None) -> None:
     from gputrace.collectors.armed import find, select, stop
 
     members = select(target, find())
-    note(f"ended in {stop(members)} of {len(members)} processes")
+    ended = stop(members)
+    if not ended:
+        begin = "`gputrace on` begins one"
+        raise UsageError(f"no recording is under way in job {members[0].job}; {begin}")
+    note(f"ended the recording in {ended} of {len(members)} processes")
 
 
 @click.command("status")

@@ -260,17 +260,22 @@ def log_merged(merged: Merged, output: Path, traces: str, *, failed: bool) -> No
         log(f"{merged.cut} ended without warning; {lost}")
     if merged.unreached:
         log(merged.unreached)
-    if merged.kernels or merged.steps >= _LEAST_STEPS:
+    has_more, has_lines = merged.kernels or merged.steps >= _LEAST_STEPS, "lines" in merged.of_host
+    if has_more or has_lines:
         note(f"next: gputrace analyze {traces}")
-    elif failed and not merged.unreached:
-        log("the program failed before its second step: there is nothing to analyze yet")
-    elif not merged.unreached:
-        seen = "only one step was" if merged.steps else "no steps were"
-        log(
-            f"{seen} seen: `import gputrace` and call gputrace.step() at the end of each, or wrap "
-            "each in `with gputrace.step():`, and what makes its batches in `with "
-            "gputrace.annotate('data'):`, and record again"
-        )
+    if has_more or merged.unreached or (failed and has_lines):
+        return
+    if failed:
+        lacks = "; if it lacks the module gputrace, install that into its Python, too"
+        problem = "the program failed before its second step: there is nothing to analyze yet"
+        log(problem if merged.processes else f"{problem}{lacks}")
+        return
+    seen = "only one step was" if merged.steps else "no steps were"
+    log(
+        f"{seen} seen: `import gputrace` and call gputrace.step() at the end of each, or wrap "
+        "each in `with gputrace.step():`, and what makes its batches in `with "
+        "gputrace.annotate('data'):`, and record again"
+    )
 
 
 def _log_size(size: Size) -> None:

@@ -138,6 +138,8 @@ class Merged:
     """Notes for the user, a line each."""
     unread: bool = False
     """True if the folder has non-empty files that could not be read."""
+    of_host: tuple[str, ...] = ()
+    """Sorts of host activity in it, for the user."""
     unreached: str = ""
     """Line on what the recording did not reach, if no step was seen and it is known."""
 

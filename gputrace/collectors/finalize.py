@@ -68,10 +68,13 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
             *write_lives(writer, folder, spools, hosts, start),
             *write_unreadable(writer, problems),
         ]
+    sorts = {"step": "steps", "data_wait": "waits for data", "annotation": "annotations"}
+    sorts["sample"] = "lines"
     return Merged(
         processes=processes,
         kernels=sum(len(spool.records[b"KERN"]) for spool in spools),
         steps=steps,
+        of_host=tuple(s for name, s in sorts.items() if any(len(h.records[name]) for h in hosts)),
         cut=sum(not spool.whole and not spool.stopped for spool in spools),
         notes=(*_notes(spools, hosts, start, meta), *lost),
         unread=hold_something(problems),

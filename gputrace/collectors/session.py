@@ -178,7 +178,7 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
         shutil.rmtree(folder)
     notes = merged.notes
     if backend is HOST:
-        what = " (steps, waits for data, lines)" if merged.steps else ""
+        what = f" ({', '.join(merged.of_host)})" if merged.of_host else ""
         notes += (f"only the host was recorded{what}, nothing of a GPU",)
     if merged.unread:
         notes += (f"{folder} is kept, for what could not be read",)

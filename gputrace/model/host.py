@@ -65,20 +65,22 @@ class HostLoad(Struct, frozen=True):
 
 
 class HostLine(Struct, frozen=True):
-    """Line of the program that samples of a rank's stepping thread met in the measured steps."""
+    """Line of the program that samples of a rank's stepping thread met in the measured steps, or in
+    all its time where there are none.
+    """
 
     rank: int
     line: str
     """Text such as ``train.py:48 load_batch``, with as much of the path as makes it unique."""
     step_ns: int
-    """Its part of a mean step, by its share of the samples."""
+    """Its part of a mean step, or of all the time, by its share of the samples."""
     share: float
-    """Share of the rank's samples in these steps."""
+    """Share of the rank's samples then."""
     samples: int
     """Number of samples at the line."""
     COLUMNS: ClassVar[Columns] = (
         Column("", "line"),
-        Column("a step", "step_ns"),
+        Column("time", "step_ns"),
         Column("share", "share", "{:.1%}"),
         Column("samples", "samples"),
     )

@@ -301,7 +301,9 @@ def lines_table(analysis: Analysis) -> Table | None:
         return None
     mine = [row for row in analysis.host_lines if row.rank == rank and row.share >= _LEAST_OF_LINE]
     of = f" of rank {rank}" if len(samples) > 1 else ""
-    title = f"Where the host{of} is, by line ({loop_name(analysis)[1]}, {samples[rank]:,} samples)"
+    has_steps = any(row.steps for row in analysis.breakdown)
+    unit = loop_name(analysis)[1] if has_steps else "whole span"
+    title = f"Where the host{of} is, by line ({unit}, {samples[rank]:,} samples)"
     return declared(title, mine[:_MOST_LINES])
 
 

@@ -217,6 +217,25 @@ def test_lines_of_a_program_without_a_framework_are_sampled(tmp_path: Path) -> N
         assert "Where the host is" not in few.render(form)
 
 
+def test_lines_of_a_program_without_steps_are_of_its_whole_time(tmp_path: Path) -> None:
+    program = """
+import time
+def work():
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        sum(range(1000))
+work()
+"""
+    trace = record(tmp_path, program, "--python")
+    report = analyze(trace)
+    assert {row.rank for row in report.host_lines} == {0}
+    assert sum(row.share for row in report.host_lines) == pytest.approx(1)
+    (only,) = report.findings
+    assert re.search(r"the host is at .* work in \d+% of the samples", words_of(only))
+    assert "mark the steps (gputrace.step())" in only.advice
+    assert "Where the host is, by line (whole span, " in report.render("text")
+
+
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])
 def test_every_form_says_what_is_missing(form: str, training: Path) -> None:
     report = analyze(training)
@@ -263,7 +282,12 @@ def test_a_recorded_program_without_steps_and_waits_cannot_be_analyzed(tmp_path:
             0,
             "only one step was seen: `import gputrace` and call",
         ),
-        ("raise SystemExit(7)", 7, "the program failed before its second step"),
+        (
+            "raise SystemExit(7)",
+            7,
+            "the program failed before its second step: there is nothing to analyze yet; if it "
+            "lacks the module gputrace, install that into its Python, too",
+        ),
     ],
 )
 def test_only_what_can_be_analyzed_is_sent_to_analyze(

@@ -171,9 +171,12 @@ def test_a_window_can_be_ended_early(machine: Machine, tmp_path: Path) -> None:
         assert json.loads(machine.gputrace("status", "--json").out)[0]["state"] == "recording"
         busy = machine.gputrace("on", "--steps", "3", "-o", tmp_path / "other.sqlite")
         command.assert_refused(busy, 2, "another `gputrace on` is recording there")
-        machine.gputrace("off", str(program.pid))
+        ended = machine.gputrace("off", str(program.pid))
+        assert "ended the recording in 1 of 1 processes" in ended.err
         assert recorder.wait(_PATIENCE_S) == 0
     assert len(steps_of(tmp_path / "t.sqlite")) >= 1
+    nothing = machine.gputrace("off", str(program.pid))
+    command.assert_refused(nothing, 2, "no recording is under way in job", "`gputrace on`")
 
 
 def test_an_interrupted_recording_is_ended_and_becomes_a_trace(

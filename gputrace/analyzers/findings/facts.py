@@ -34,7 +34,7 @@ from gputrace.analyzers.steps.inferred import BACKWARD
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.host import CHECKPOINT, DATA, OTHER, PHASES, HostLine, HostLoad, StepPhases
 from gputrace.model.impossible_times import MISTIMED
-from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.kernels import Kernels
 from gputrace.model.results import (
     TURNS,
@@ -215,12 +215,15 @@ class Facts(Struct, frozen=True, dict=True):
 
     @property
     def host_lines(self) -> tuple[HostLine, ...]:
-        """Sampled lines of each rank in its measured steps, the most first."""
+        """Sampled lines of each rank in its measured steps, or in all its time where there are
+        none, the most first.
+        """
         if self.lines is None or not self.mean_ns:
             return ()
         rows: list[HostLine] = []
         for rank, process in sorted(self.processes.items()):
-            met = self.lines.count(process, self.time_of_rank(rank))
+            always = union([0], [np.iinfo(np.int64).max])
+            met = self.lines.count(process, self.time_of_rank(rank) if self.measured else always)
             whole = met.total()
             rows += (
                 HostLine(rank, line, round(self.mean_ns * count / whole), count / whole, count)
@@ -235,13 +238,16 @@ class Facts(Struct, frozen=True, dict=True):
 
     @cached_property
     def processes(self) -> dict[int, int]:
-        """Process of each rank; of ranks without a GPU, those that mark steps."""
+        """Process of each rank; of ranks without a GPU, those that mark steps, or whose lines were
+        sampled.
+        """
         processes = {
             operations.gpu.rank: operations.gpu.process for operations in self.per_gpu.operations
         }
-        if processes or Kind.STEP not in self.trace.kinds:
+        kind = Kind.STEP if Kind.STEP in self.trace.kinds else Kind.SAMPLE
+        if processes or kind not in self.trace.kinds:
             return processes
-        stepping = self.trace.events([Kind.STEP], ["process"]).process
+        stepping = self.trace.events([kind], ["process"]).process
         return ranks_of(self.trace, dict.fromkeys(distinct_ids(stepping).tolist(), 0))[0]
 
     @cached_property

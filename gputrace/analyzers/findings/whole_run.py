@@ -576,12 +576,18 @@ def no_gpu_activity(facts: Facts) -> Iterator[Finding]:
     if facts.trace.no_gpu is None:
         return
     why, remedy = facts.trace.no_gpu
+    lines = () if facts.steps else facts.host_lines[:1]
+    mark = "" if facts.steps else "; mark the steps (gputrace.step()) to see what they wait for"
     yield facts.finding(
         "no-gpu-activity",
         "low",
         0,
         "no GPU activity was recorded: kernels, copies and idle time are unknown",
-        f"{remedy}; `gputrace doctor` says what a machine lacks to record its GPUs",
+        f"{remedy}; `gputrace doctor` says what a machine lacks to record its GPUs{mark}",
         {"why": why},
-        [why, *wait_between_passes(facts)],
+        [
+            why,
+            *wait_between_passes(facts),
+            *(f"the host is at {each.line} in {each.share:.0%} of the samples" for each in lines),
+        ],
     )
