@@ -391,7 +391,7 @@ def with_batch(run: Run, per_gpu: float | None, of_all: float | None) -> Run:
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """Compare two runs or more, in order of GPUs if they scale, else in that given.
+    """Compare two runs or more: more than two in order of GPUs if they scale, else in that given.
 
     Raises InputError for a log of cards alone.
     """
@@ -402,8 +402,10 @@ def compare(runs: Sequence[Run]) -> Comparison:
     scaling = None
     counts = {len(run.keys) for run in runs}
     if unit != "span" and (len(runs) > 2 or (len(counts) > 1 and not _is_mixed(runs))):
-        runs = sorted(runs, key=lambda run: len(run.keys))
-        scaling = scale(runs)
+        by_gpus = sorted(runs, key=lambda run: len(run.keys))
+        scaling = scale(by_gpus)
+        # Two are A and B to whoever named them.
+        runs = by_gpus if len(runs) > 2 else runs
     warnings = list(_warnings(runs))
     pair, verdict = None, "scaling" if scaling else "unknown"
     if len(runs) == 2:

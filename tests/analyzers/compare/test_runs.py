@@ -87,6 +87,12 @@ def test_the_work_of_a_gpu_stays(weakly: ComparisonReport) -> None:
         assert row.losses[0].changed
 
 
+def test_two_runs_that_scale_are_a_and_b_as_named(weak: list[Path]) -> None:
+    report = gputrace.compare(weak[1], weak[0])
+    assert [(run.label, run.gpus) for run in report.runs] == [("A", 2), ("B", 1)]
+    assert [(row.label, row.gpus) for row in scaling(report).rows] == [("B", 1), ("A", 2)]
+
+
 def test_the_work_of_a_step_stays(strongly: ComparisonReport) -> None:
     found = scaling(strongly)
     assert (found.kind, found.source) == ("strong", "input_bytes")
