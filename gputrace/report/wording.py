@@ -294,9 +294,14 @@ _COSTS: Final = ("cost_ns", "touched_ns")
 """Evidence that a finding's sentence shows instead of its mean cost."""
 
 
+_AT_TOP: Final = 0.9
+"""Part of the range of a gain, from its lower end, above which the prediction is at the upper one.
+"""
+
+
 def expected_gain(analysis: Analysis, finding: Finding) -> str:
-    """Return what a cure is predicted to gain, ``25.1 ms a step, likely 17.0 to 32.0 ms``; empty if
-    unknown. Without a GPU, what the program waits for is the most that it gains.
+    """Return what a cure is predicted to gain, ``25.1 ms a step, likely 17.0 to 32.0 ms``, or the
+    range alone where the prediction is at its upper end; empty if unknown. Without a GPU, what the program waits for is the most that it gains.
 
     Among findings with the same id only the first gets it: the prediction covers all of them.
     """
@@ -317,7 +322,10 @@ def expected_gain(analysis: Analysis, finding: Finding) -> str:
     gain = cure.gain_ns if least > 0 else most
     text = f"{'' if least > 0 else 'up to '}{format_ns(gain)} {turn}"
     if least > 0 and format_ns(least) != format_ns(most):
-        text += f", likely {format_pair(least, 'to', most)}"
+        likely = format_pair(least, "to", most)
+        # No more than all that is lost is gained: near that, the point is no middle of the range.
+        is_at_top = gain - least > _AT_TOP * (most - least)
+        text = f"{likely} {turn}" if is_at_top else f"{text}, likely {likely}"
     text += f", with {cure.what}" if len(cures) > 1 else ""
     costs = (int(finding.evidence.get(name) or 0) for name in _COSTS)
     cost = max(finding.impact_ns, *costs)

@@ -243,6 +243,8 @@ def test_a_gain_larger_than_the_cost_says_what_it_includes(report: Report) -> No
     assert wording.expected_gain(wide, wide.findings[0]).startswith("up to 2.00 ms a pass (more")
     wide = predicted(report, 8_000_000, 10_000_000, cost_ns=2_000_000)
     assert wording.expected_gain(wide, wide.findings[0]) == "up to 2.00 ms a pass"
+    at_top = predicted(report, 8_980_000, 9_500_000)
+    assert wording.expected_gain(at_top, at_top.findings[0]) == "500 µs to 1.02 ms a pass"
     less = predicted(report, 9_000_000, 9_000_000)
     less = replace(less, steps=replace(less.steps, kind="training"))
     assert wording.expected_gain(less, less.findings[0]) == "1.00 ms a step"
