@@ -117,7 +117,7 @@ def _launches_text(launches: Launches) -> str:
     if launches.issued:
         lines.append(f"Issued by {launches.issued}.")
     where = "no step was found" if launches.step is None else f"in step {launches.step}"
-    gpu = f"gpu {launches.gpu} (device {launches.device} of rank {launches.rank})"
+    gpu = f"GPU {launches.gpu} (device {launches.device} of rank {launches.rank})"
     launch = f"a launch on {gpu}, {where}, after {launches.skip:,} others of it"
     lines.append(f"It {launches.why_not}." if launches.why_not else f"To profile: {launch}.")
     if launches.alike > 1 and not launches.why_not:
@@ -138,7 +138,7 @@ def _launches_text(launches: Launches) -> str:
 def _when(launch: LongestLaunch) -> str:
     step = "" if launch.step is None else f" in step {launch.step}"
     length, at = format_ns(launch.duration_ns), f"{launch.start_ns / 1e9:.6f} s"
-    return f"{length} at {at}{step} on gpu {launch.gpu}"
+    return f"{length} at {at}{step} on GPU {launch.gpu}"
 
 
 def _roofline(line: Roofline) -> str:

@@ -420,7 +420,7 @@ def _theirs(facts: Facts) -> str:
 def _who(facts: Facts, gpu: Gpu) -> str:
     """Name the rank, as in ``rank 3``; the GPU where one rank has several."""
     alone = sum(lane.gpu.rank == gpu.rank for lane in facts.per_gpu.lanes) == 1
-    return f"rank {gpu.rank}" if alone else f"gpu {gpu.gpu} of rank {gpu.rank}"
+    return f"rank {gpu.rank}" if alone else f"GPU {gpu.gpu} of rank {gpu.rank}"
 
 
 def _where(facts: Facts, gpu: Gpu) -> str:

@@ -537,7 +537,7 @@ def _kernels(scene: Scene, lane: SceneLane, step: Step, usual: Step) -> Iterator
 def _message(analysis: Analysis, step: Step, row: StepOnGpu) -> str:
     where = ""
     if len(analysis.gpus) > 1:
-        kind = "rank" if row.gpu is None else "gpu"
+        kind = "rank" if row.gpu is None else "GPU"
         where = f" on {kind} {row.rank if row.gpu is None else row.gpu}"
     named = "" if step.number in (None, step.step) else f" (the program's {step.number})"
     took = f"step {step.step}{named} took {format_ns(row.end_ns - row.start_ns)}{where}"

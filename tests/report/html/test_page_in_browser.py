@@ -622,7 +622,7 @@ def test_a_step_is_shown_by_its_number_and_by_a_click_on_its_spike(
     assert browser.run("document.getElementById('hits').textContent") == "Enter shows step 9"
     browser.key("Enter")
     why = browser.run(WHY)
-    assert re.match(r"Step 9 took [\d.]+ ms on gpu 1, [\d.]+ ms longer than the median step", why)
+    assert re.match(r"Step 9 took [\d.]+ ms on GPU 1, [\d.]+ ms longer than the median step", why)
     there = shown(browser)
     browser.run("document.querySelector('[data-do=run]').click()")
     x, y = browser.run(
