@@ -226,7 +226,7 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
         decides = _what_decides(noise, abs(slowdown - limit), [baseline, run])
         if passed and low > limit:
             message += (
-                f"; other programs had the cores: without waits for them, it is {own:+.1%}"
+                f"; passes, as other programs had the cores: without them, it is {own:+.1%}"
                 f" ({own_low:+.1%} to {own_high:+.1%}); record both while the machine is quiet"
             )
         elif passed and slowdown > limit and low > 0:

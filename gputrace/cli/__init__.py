@@ -82,7 +82,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         ),
         "kernel": (
             "kernel.command",
-            "gputrace kernel trace.sqlite 1",
+            "gputrace kernel trace.sqlite longest",
             "gputrace kernel trace.sqlite gemm -- python train.py",
         ),
     },
