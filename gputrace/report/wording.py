@@ -301,7 +301,8 @@ _AT_TOP: Final = 0.9
 
 def expected_gain(analysis: Analysis, finding: Finding) -> str:
     """Return what a cure is predicted to gain, ``25.1 ms a step, likely 17.0 to 32.0 ms``, or the
-    range alone where the prediction is at its upper end; empty if unknown. Without a GPU, what the program waits for is the most that it gains.
+    range alone where the prediction is at its upper end; empty if unknown. Without a GPU, what the
+    program waits for is the most that it gains.
 
     Among findings with the same id only the first gets it: the prediction covers all of them.
     """
