@@ -227,10 +227,12 @@
     if (to !== undefined) toLanes();
   }
 
-  // The place in the list of steps of a number or "slowest"; -1 if there is no such step.
+  // The place in the list of steps of a number, by ours or else the program's own count, or of
+  // "slowest"; -1 if there is no such step.
   function stepOf(text) {
-    const number = text === "slowest" ? facts.slowest : /^\d+$/.test(text) ? Number(text) : NaN;
-    return [...board.steps.data.number].indexOf(number);
+    const asked = text === "slowest" ? facts.slowest : /^\d+$/.test(text) ? Number(text) : NaN;
+    const { number, named } = board.steps.data, at = [...number].indexOf(asked);
+    return at < 0 ? [...named].indexOf(asked) : at;
   }
 
   // Shows a step and why it took as long as it did.

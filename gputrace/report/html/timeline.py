@@ -172,21 +172,26 @@ def _row_figure(shown: Range1d) -> figure:
 def _step_source(analysis: Analysis, scene: Scene) -> ColumnDataSource:
     """Return steps and phases of the first rank that has steps, in seconds from the origin.
 
-    Phases have the number -1. The warm-up phase is left out, as its steps carry it.
+    Phases have the number -1, as has the program's own count where it is unknown. The warm-up phase
+    is left out, as its steps carry it.
     """
     rank = min((step.rank for step in analysis.step_list), default=None)
     by_number = {step.step: step for step in analysis.step_list if step.rank == rank}
     steps = list(by_number.values())[:_MOST_STEPS]
     phases = [phase for phase in analysis.phases if phase.rank == rank and phase.phase != "warmup"]
     rows = [
-        *((step.start_ns, step.end_ns, step.step, step.phase) for step in steps),
-        *((phase.start_ns, phase.end_ns, -1, phase.phase) for phase in phases),
+        *(
+            (s.start_ns, s.end_ns, s.step, -1 if s.number is None else s.number, s.phase)
+            for s in steps
+        ),
+        *((phase.start_ns, phase.end_ns, -1, -1, phase.phase) for phase in phases),
     ]
     return ColumnDataSource(
         {
             "left": [(start - scene.origin) / 1e9 for start, *_ in rows],
             "right": [(end - scene.origin) / 1e9 for _, end, *_ in rows],
-            "number": [number for *_, number, _ in rows],
+            "number": [number for *_, number, _, _ in rows],
+            "named": [named for *_, named, _ in rows],
             "phase": [phase for *_, phase in rows],
         },
         name="step-list",

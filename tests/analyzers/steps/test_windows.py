@@ -12,6 +12,7 @@ import pytest
 import gputrace
 from gputrace.api import Report
 from gputrace.errors import UsageError
+from gputrace.report.html.timeline import timeline_charts
 from tests.helpers import command
 from tests.helpers.lookups import analyze
 from tests.synthetic import Plan, Recording, simulate, write_nsys
@@ -142,6 +143,13 @@ def test_steps_have_the_program_s_numbers_beside_their_own(path: Path, whole: Re
         analyze(path, steps="30:33")
     assert [step.number for step in whole.step_list] == 2 * list(range(STEPS))
     assert "are the program's steps" not in whole.render("text")
+
+
+def test_a_page_finds_steps_by_the_program_s_numbers_too(path: Path) -> None:
+    with gputrace.open(path) as opened:
+        figure = timeline_charts(opened.material())["timeline"]
+    (steps,) = (tag.data for tag in figure.tags if tag.name == "step-list")
+    assert (steps["number"][6], steps["named"][6]) == (6, 31)
 
 
 def test_what_cures_save_is_told_of_steps_that_follow_each_other(path: Path, whole: Report) -> None:
