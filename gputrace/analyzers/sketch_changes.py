@@ -13,18 +13,18 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.model.sketches import RankSummary, SketchReport, Slowdown
-from gputrace.store.sketches import PARTS, RankSketch, Steps, latest_of_each_rank
+from gputrace.model.sketches import Slowdown
+from gputrace.store.sketches import PARTS, RankSketch, Steps
 from gputrace.units import format_ns
 
 WINDOW: Final = 200
 """Last steps by which a rank is late."""
 _FEWEST_STEPS: Final = 24
-_WARM_UP: Final = 10
+WARM_UP: Final = 10
 """First steps of a run, in which programs compile and load."""
 _BLOCKS: Final = 8
 """Blocks of a window, all but one of which must agree."""
-_LATE_SHARE: Final = 0.05
+LATE_SHARE: Final = 0.05
 """Part of a step by which a rank is late at least."""
 _MOST: Final = 0.8
 """Share of the blocks to the end of a run in which a rank is late, from the first on."""
@@ -37,7 +37,7 @@ _FEWEST_LEVELS: Final = 4
 """Blocks before and after a shift: a busy machine may slow one or two of them down."""
 _CLEAR: Final = 4.0
 """Difference of two levels, as a multiple of the scatter of blocks around them."""
-_OWN: Final = ("data", "gc", "compilation", "checkpoint")
+OWN: Final = ("data", "gc", "compilation", "checkpoint")
 """Parts in which a rank waits for no other."""
 _NAMES: Final = {
     "data": "waiting for data",
@@ -73,51 +73,6 @@ class _Blocks(NamedTuple):
         return float(np.median(self.median[:, -_BLOCKS:]))
 
 
-def report_sketches(sketches: Sequence[RankSketch]) -> SketchReport:
-    """Return what each rank's steps took, and what changed; ``sketches`` are of any jobs."""
-    latest = latest_of_each_rank(sketches)
-    jobs: dict[str, list[RankSketch]] = defaultdict(list)
-    for sketch in latest:
-        jobs[sketch.job].append(sketch)
-    rows: dict[tuple[str, int], RankSummary] = {}
-
-    def keep(sketch: RankSketch, steps: Steps) -> None:
-        rows[sketch.host, sketch.pid] = _summary(sketch, steps)
-
-    changes: list[Slowdown] = []
-    summaries: list[RankSummary] = []
-    for ranks in jobs.values():
-        rows.clear()
-        changes += find_changes(ranks, keep)
-        summaries += [
-            rows.get((rank.host, rank.pid)) or _summary(rank, rank.load()) for rank in ranks
-        ]
-    return SketchReport(1, "sketches", tuple(summaries), tuple(changes))
-
-
-def _summary(sketch: RankSketch, steps: Steps) -> RankSummary:
-    steps = steps[_WARM_UP:] if len(steps) > 2 * _WARM_UP else steps
-    middle, late = np.quantile(steps["length"], (0.5, 0.95))
-    data, gc, compilation, checkpoint, queued = (
-        round(float(steps[part].mean())) for part in (*_OWN, "queued")
-    )
-    return RankSummary(
-        job=sketch.job,
-        rank=sketch.rank,
-        host=sketch.host,
-        pid=sketch.pid,
-        steps=sketch.last + 1,
-        median_ns=round(float(middle)),
-        p95_ns=round(float(late)),
-        data_ns=data,
-        gc_ns=gc,
-        compilation_ns=compilation,
-        checkpoint_ns=checkpoint,
-        queued_ns=queued,
-        resident_bytes=int(steps["resident_bytes"][-1]),
-    )
-
-
 def find_changes(
     ranks: Sequence[RankSketch], loaded: Callable[[RankSketch, Steps], None] = lambda *_: None
 ) -> list[Slowdown]:
@@ -139,7 +94,7 @@ def _reduce(
     """Reduce the steps that all ranks have which came as far as most; None for too few steps."""
     least = float(np.median([rank.last for rank in ranks])) - WINDOW if ranks else 0.0
     ranks = [rank for rank in ranks if rank.last >= least]
-    first = max((rank.first for rank in ranks), default=0) + _WARM_UP
+    first = max((rank.first for rank in ranks), default=0) + WARM_UP
     end = min((rank.last for rank in ranks), default=0) + 1
     if end - first < _FEWEST_STEPS:
         return None
@@ -203,7 +158,7 @@ def _late_ranks(blocks: _Blocks) -> Iterator[Slowdown]:
     ranks, step_ns = blocks.ranks, blocks.step_ns
     if len(ranks) < 2:
         return
-    parts = {part: _beyond_others(blocks.of[part]) for part in _OWN}
+    parts = {part: _beyond_others(blocks.of[part]) for part in OWN}
     own = np.sum(list(parts.values()), axis=0)
     later = np.zeros_like(own)
     hosts: dict[str, list[int]] = defaultdict(list)
@@ -217,7 +172,7 @@ def _late_ranks(blocks: _Blocks) -> Iterator[Slowdown]:
                 later[here] = np.maximum(later[here], _beyond_others(times))
     parts["rest"] = np.maximum(later - np.maximum(own, 0), 0)
     total = np.maximum(own, later)
-    is_late = total > _LATE_SHARE * step_ns
+    is_late = total > LATE_SHARE * step_ns
     for n in np.flatnonzero(is_late[:, -_BLOCKS:].sum(axis=1) >= _BLOCKS - 1).tolist():
         recent = {part: float(times[n, -_BLOCKS:].mean()) for part, times in parts.items()}
         # The first block from which most are late: a checkpoint of another rank hides one.
@@ -295,7 +250,7 @@ def _slower(blocks: _Blocks, late: Mapping[int | None, int]) -> Iterator[Slowdow
     latest rank says what it comes from, and else the one whose steps are longest.
     """
     levels = np.median(blocks.median[:, :-_BLOCKS], axis=0)
-    found = _step_or_slope(levels)
+    found = step_or_slope(levels)
     if found is None:
         return
     kind, at, before, after = found
@@ -337,7 +292,7 @@ def _line_grown(
     """Return the line at which a rank spends most of what its steps are longer now, by samples."""
     steps = rank.load()
     is_now = steps["step"] >= begin
-    is_early = steps["step"] < (since if since > steps["step"][0] + _WARM_UP else begin)
+    is_early = steps["step"] < (since if since > steps["step"][0] + WARM_UP else begin)
     more = max(float(lengths[now].mean() - lengths[early].mean()), 1.0)
     shares = (
         {line: share * float(lengths[when].mean()) / more for line, share in there.items()}
@@ -349,7 +304,7 @@ def _line_grown(
     return _most_grown(*shares)
 
 
-def _step_or_slope(levels: _Times) -> tuple[str, int, float, float] | None:
+def step_or_slope(levels: _Times) -> tuple[str, int, float, float] | None:
     """Return whether levels of a run have a step up or slope upwards, where that begins, and the
     time before and after; None for neither.
     """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -132,11 +133,23 @@ def _memory(snapshots: tuple[Path, ...]) -> Any:
 
 
 def _sketches(folders: tuple[Path, ...]) -> Any:
-    """Return late ranks and changes by the sketches that `gputrace watch` wrote."""
-    from gputrace.analyzers.sketch_changes import report_sketches
+    """Return late ranks and changes by the sketches that `gputrace watch` wrote.
+
+    A rank of a run is in one folder: where it is in several, each holds another run of that name.
+    """
+    from gputrace.analyzers.sketch_report import report_sketches
     from gputrace.store.sketches import read_sketches
 
-    return report_sketches([sketch for folder in folders for sketch in read_sketches(folder)])
+    of = {folder: read_sketches(folder) for folder in folders}
+    ranks = Counter(key for each in of.values() for key in {(s.job, s.rank) for s in each})
+    again = {job for (job, _), count in ranks.items() if count > 1}
+    return report_sketches(
+        [
+            replace(sketch, job=f"{sketch.job} in {folder}") if sketch.job in again else sketch
+            for folder, sketches in of.items()
+            for sketch in sketches
+        ]
+    )
 
 
 def _hang(reports: tuple[Path, ...], form: str) -> str:

@@ -38,6 +38,14 @@ _LONGEST: Final = 400
     "--for", "length", metavar="TIME", help="Stop after so long; by default when the job ends."
 )
 @click.option(
+    "--kernels",
+    type=click.IntRange(100),
+    metavar="N",
+    envvar="GPUTRACE_KERNELS",
+    help="Every N steps, record three on all ranks for the times of kernels by family, e.g. 1000; "
+    "by default, never. Also GPUTRACE_KERNELS.",
+)
+@click.option(
     "--alert",
     metavar="COMMAND",
     help="Run a shell command at each new finding, with the sentence in GPUTRACE_ALERT.",
@@ -55,6 +63,7 @@ def command(
     output: Path | None,
     every: str,
     length: str | None,
+    kernels: int | None,
     alert: str | None,
     metrics: str | None,
     otlp: str | None,
@@ -64,9 +73,12 @@ def command(
 
     Writes some hundred bytes for each step of each rank, which `gputrace analyze FOLDER` reads at
     any time: put the folder of all machines of a job on a shared disk. Nothing is added to the
-    processes, whose hooks write anyway. Each finding is one line, printed when it is new.
+    processes, whose hooks write anyway, but for the windows of --kernels. Each finding is one line,
+    printed when it is new.
     """
-    from gputrace.analyzers.sketch_changes import WINDOW, report_sketches
+    from gputrace.analyzers.sketch_changes import WINDOW
+    from gputrace.analyzers.sketch_kernels import classify
+    from gputrace.analyzers.sketch_report import report_sketches
     from gputrace.collectors.armed import find, select
     from gputrace.collectors.sketching import Sketcher
     from gputrace.store.sketches import read_sketches
@@ -86,7 +98,7 @@ def command(
     known: dict[tuple[str, str, int | None], int] = {}
     steps = 0
     try:
-        sketcher = Sketcher(folder)
+        sketcher = Sketcher(folder, kernels or 0, classify)
         ends = f"for {length_ns / 1e9:g} s" if length_ns else "until it ends or Ctrl+C"
         note(
             f"watching {processes} of job {job} {ends}; `gputrace analyze {folder}` shows its steps"
@@ -97,7 +109,8 @@ def command(
             if any(folder.glob("*.sketch")):
                 report = report_sketches(read_sketches(folder))
                 for change in report.changes:
-                    key = change.job, change.kind, change.rank
+                    kind = change.part if change.kind == "kernels" else change.kind
+                    key = change.job, kind, change.rank
                     if change.since_step - known.get(key, -WINDOW) >= WINDOW:
                         _say(change, alert)
                     known.setdefault(key, change.since_step)

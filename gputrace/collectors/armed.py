@@ -196,12 +196,12 @@ def _remove_if_left(folder: Path, after_s: float = _ABANDONED_S) -> None:
         latest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
         is_old = time.time() - latest >= after_s and has_ended(int(_first_pid(folder)))
         if is_old and not any(folder.glob("*.socket")):
-            with _locked(folder):
+            with locked(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Lock a folder, which no process removes then; raises OSError where another has locked it."""
     file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -294,7 +294,7 @@ def record(
     try:
         with ExitStack() as held:
             for folder in folders:
-                held.enter_context(_locked(folder))
+                held.enter_context(locked(folder))
             _record_into(team.folder, members, folders, window, log)
     except BaseException as error:
         team.dissolve()
@@ -325,6 +325,10 @@ def _record_into(
     for member in members if "job" in meta else ():
         (target / f"{member.rank or 0}.task").touch()
     job_tasks.write_meta(target, meta)
+    # With the folder locked, a window is of `gputrace watch`, or of a recorder that was killed.
+    _ask_each(members, "end")
+    if any(member.state == "recording" for member in members):
+        time.sleep(_SETTLES_S)
     _ask_each(members, "write")
     sizes = {path: path.stat().st_size for path in _files(folders)}
     began = time.time_ns(), time.monotonic_ns()
@@ -345,10 +349,8 @@ def _record_into(
         begin, end = (meet(member.socket) or member).span
         spans[pid] = begin or LATEST, end or LATEST
     whole = min(begin for begin, _ in spans.values()), max(end for _, end in spans.values())
-    # Of a time, the steps are not known; of a window that a process did not end, nothing is.
-    pace_s = min((whole[1] - whole[0]) / 1e9 / window.steps, 2.0) if window.steps else 0.2
     uses_gpus = meta["backend"] != HOST.name
-    time.sleep(_SETTLES_S + _HELD_STEPS * pace_s if uses_gpus else _POLL_S)
+    time.sleep(settles_s(whole, window.steps) if uses_gpus else _POLL_S)
     _ask_each(members, "write")
     for path in _files(folders):
         # A ring may have removed it.
@@ -359,6 +361,13 @@ def _record_into(
                 match = OF_A_PROCESS.search(path.name)
                 span = spans.get(int(match[1]) if match else 0, whole)
                 copy_since(path, target / path.name, offset, began if offset else None, span)
+
+
+def settles_s(span: tuple[int, int], steps: int) -> float:
+    """Return for how many seconds after a window the collector may lack some of it."""
+    # Of a time, the steps are not known; of a window that a process did not end, nothing is.
+    pace_s = min((span[1] - span[0]) / 1e9 / steps, 2.0) if steps else 0.2
+    return _SETTLES_S + _HELD_STEPS * pace_s
 
 
 def _files(folders: Iterable[Path]) -> list[Path]:

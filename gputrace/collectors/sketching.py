@@ -1,6 +1,7 @@
-"""Sketches of armed processes, made of what their hooks write while they train.
+"""Sketches of armed processes, made of what their hooks write while they train, and of short
+windows of kernels that are opened in them now and then.
 
-Nothing is added to the processes: their files are read from outside.
+But for the windows, nothing is added to the processes: their files are read from outside.
 """
 
 from __future__ import annotations
@@ -8,33 +9,60 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Sequence
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.armed import ArmedProcess
+from gputrace.collectors.armed import KEPT_NS, ArmedProcess, ask, locked, settles_s
 from gputrace.collectors.live import RecordingFollower
+from gputrace.collectors.spool import in_order
+from gputrace.collectors.spool.activity import Spool, join_spools, read_spool
 from gputrace.collectors.spool.host_events import HostEvents, Records, counts
+from gputrace.errors import InputError
 from gputrace.model.host import BACKWARD, CHECKPOINT, DATA_RANGE, FORWARD, OPTIMIZER
 from gputrace.model.intervals import union
-from gputrace.store.sketches import STEP, SketchWriter, Steps
+from gputrace.model.names import demangle_all
+from gputrace.store.sketches import COLLECTIVE, FAMILY, KERNEL, KERNELS, STEP, SketchWriter, Steps
 
 _SETTLES_NS: Final = 1_000_000_000
 """Age of a step from which all that belongs to it has been written."""
 _PHASES: Final = (CHECKPOINT, FORWARD, BACKWARD, OPTIMIZER)
+WINDOW_STEPS: Final = 3
+"""Steps of a window of kernels."""
+_MARGIN: Final = 3
+"""Steps that processes may make while they are asked for a window."""
+_COMPARED: Final = 16
+"""Kernels of a window that are kept by name and size, those with most time."""
+_LONGEST_NAME: Final = 60
+_LONGEST_NS: Final = 2**32 - 1
+
+Classify = Callable[[str], tuple[str, str]]
+"""Returns the family of a kernel by its name, and its collective operation or a short name."""
 
 
 class Sketcher:
-    """Follower of armed processes that writes sketches of their steps into a folder."""
+    """Follower of armed processes that writes sketches of their steps into a folder.
 
-    def __init__(self, folder: Path) -> None:
+    With ``every``, it opens windows of kernels in them at multiples of so many steps, the same on
+    all ranks and machines; where processes make half as many between two looks, at multiples of a
+    power of two more.
+    """
+
+    def __init__(self, folder: Path, every: int, classify: Classify) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
+        self._folder, self._every, self._classify = folder, every, classify
         self._followers: dict[Path, RecordingFollower] = {}
         self._writers: dict[int, SketchWriter] = {}
+        # First step of the window of each process, and how many had ended before it.
+        self._asked: dict[int, tuple[int, int]] = {}
+        self._before: dict[int, int] = {}
 
     def look(self, members: Sequence[ArmedProcess]) -> int:
         """Write sketches of what ended since the last look; return the number of steps.
@@ -62,7 +90,97 @@ class Sketcher:
             if len(new):
                 writer.append(sketch(host, new, writer))
                 written += len(new)
+            self._take_window(member, rows, writer)
+        if self._every:
+            self._open_windows([m for m in members if m.step and m.gpu == "ready"])
         return written
+
+    def _open_windows(self, members: Sequence[ArmedProcess]) -> None:
+        """Open the next window, if it would else have begun by the next look but one.
+
+        A process that is too late is left out, as are all while somebody else records them.
+        """
+        made = max((m.step - self._before.get(m.pid, m.step) for m in members), default=0)
+        self._before = {member.pid: member.step for member in members}
+        latest, distance = max(self._before.values(), default=0), self._every
+        while distance < 2 * made:
+            distance *= 2
+        first = -(-(latest + _MARGIN + made // 16) // distance) * distance
+        is_awaited = not self._asked.keys().isdisjoint(self._before)
+        if is_awaited or first - latest > 2 * made + _MARGIN:
+            return
+        with ExitStack() as held, suppress(OSError):
+            for folder in {member.folder for member in members}:
+                held.enter_context(locked(folder))
+            for member in members:
+                numbers = first, first + WINDOW_STEPS, KEPT_NS
+                if "error" not in ask(member.socket, "record", *numbers):
+                    self._asked[member.pid] = first, member.windows
+
+    def _take_window(self, member: ArmedProcess, steps: Records, writer: SketchWriter) -> None:
+        """Write the kernels of a window, once it has ended and all of it is there."""
+        first, before = self._asked.get(member.pid, (0, member.windows))
+        since, end = member.span
+        is_settled = time.time() - end / 1e9 > settles_s(member.span, WINDOW_STEPS)
+        if member.windows == before or not is_settled:
+            return
+        del self._asked[member.pid]
+        last = steps[steps["number"] == first + WINDOW_STEPS - 1]["end"]
+        # Somebody may have ended it early.
+        if len(last) and int(last[0]) <= end:
+            with suppress(OSError, InputError):
+                ask(member.socket, "write")
+                # A new file may have begun meanwhile; each repeats names and cards.
+                paths = in_order(member.folder.glob(f"*.{member.pid}[.~-]*spool"))[-2:]
+                spool = join_spools([read_spool(path) for path in paths])
+                for tag in (b"KERN", b"GRPH"):
+                    rows = spool.records[tag]
+                    spool.records[tag] = rows[rows["start"] >= since]
+                reduce_kernels(spool, first, self._classify, writer)
+
+
+def reduce_kernels(spool: Spool, first: int, classify: Classify, writer: SketchWriter) -> None:
+    """Write counts and times of the kernels of a window by family, by collective, and of the
+    longest ones by name and size: of the card that ran most of them in the process.
+
+    CUDA graphs of whose kernels nothing is known are a family, too.
+    """
+    kernels, graphs, cards = (spool.records[tag] for tag in (b"KERN", b"GRPH", b"DEVI"))
+    devices = np.append(kernels["device"], graphs["device"])
+    if not len(devices):
+        return
+    device = np.unique(devices)[np.unique(devices, return_counts=True)[1].argmax()]
+    kernels, graphs = (rows[rows["device"] == device] for rows in (kernels, graphs))
+    sizes = np.column_stack([kernels[name] for name in ("name", "grid", "block")]).astype(np.int64)
+    alike, which = np.unique(sizes, axis=0, return_inverse=True)
+    clear = demangle_all({spool.name(id) for id in set(alike[:, 0].tolist())})
+    groups: dict[tuple[int, str], list[Records]] = defaultdict(list)
+    if len(graphs):
+        groups[FAMILY, "CUDA graphs"].append(graphs)
+    for n, (id, *size) in enumerate(alike.tolist()):
+        name, rows = clear[spool.name(id)], kernels[which.ravel() == n]
+        family, text = (part[:_LONGEST_NAME] for part in classify(name))
+        kind = COLLECTIVE if family == "communication" else KERNEL
+        if kind == KERNEL:
+            text += f" {zlib.crc32(f'{name}{size}'.encode()):08x}"
+        groups[FAMILY, family].append(rows)
+        groups[kind, text].append(rows)
+    found = []
+    for (kind, text), parts in groups.items():
+        start, end = (np.concatenate([rows[name] for rows in parts]) for name in ("start", "end"))
+        lengths = (end - start).astype(np.int64)
+        middle, total = min(int(np.median(lengths)), _LONGEST_NS), int(lengths.sum())
+        found.append((kind, text, len(lengths), middle, total))
+    found.sort(key=lambda row: (row[0], -row[-1]))
+    compared = [row for row in found if row[0] == KERNEL][:_COMPARED]
+    table = [
+        (first, WINDOW_STEPS, kind, writer.number(text), *figures)
+        for kind, text, *figures in (*(row for row in found if row[0] != KERNEL), *compared)
+    ]
+    card = next((card for card in cards if card["ordinal"] == device), None)
+    uuid = "" if card is None else f"GPU-{UUID(bytes=bytes(card['uuid']))}"
+    model = "" if card is None else bytes(card["name"]).decode("utf-8", "replace")
+    writer.append_kernels(np.array(table, KERNELS), uuid, model)
 
 
 def sketch(host: HostEvents, ended: Records, writer: SketchWriter) -> Steps:

@@ -56,22 +56,78 @@ class Slowdown(Struct, frozen=True):
     """A rank that others wait for, or steps that became slower."""
 
     kind: str
-    """``late-rank``; ``shift``, from a step on; or ``drift``, little by little."""
+    """``late-rank``; ``shift``, from a step on; ``drift``, little by little; ``slow-card``: the
+    same kernels take longer on it; or ``kernels``: a family or a collective takes longer."""
     job: str
     rank: int | None
     """The rank; None where all have become slower."""
     since_step: int
     """Step from which it is seen."""
     ns: int
-    """Nanoseconds of a step by which the rank is late, or a step is longer."""
+    """Nanoseconds of a step by which the rank is late, or a step or its kernels are longer."""
     step_ns: int
     """A step now."""
     part: str
     """Part of the step that is longer: ``data``, ``gc``, ``compilation``, ``checkpoint``,
-    ``forward``, ``backward``, ``optimizer``, ``queued`` or ``rest``."""
+    ``forward``, ``backward``, ``optimizer``, ``queued`` or ``rest``; of kernels, ``kernels``, a
+    family or a collective."""
     line: str
     """Line of the program that has more of the samples; empty where none stands out."""
     message: str
+
+
+class KernelTime(Struct, frozen=True):
+    """Kernels of a family, or of a collective, in windows of a job; nanoseconds of a step."""
+
+    job: str
+    name: str
+    kind: str
+    """``family`` or ``collective``; the times of collectives are part of ``communication``."""
+    count: int
+    """Number in a step of the median rank."""
+    first_ns: int
+    """Median over the ranks in the first quarter of the windows."""
+    ns: int
+    """Median over the ranks in the last quarter."""
+    most_ns: int
+    """Most of a rank in the last quarter."""
+    most_rank: int
+    """The rank that has most."""
+
+    COLUMNS: ClassVar[Columns] = (
+        Column("", "name"),
+        Column("count", "count"),
+        Column("at first", "first_ns"),
+        Column("now", "ns"),
+        Column("most", lambda row: f"{format_ns(row.most_ns)} (rank {row.most_rank})"),
+    )
+
+
+class CardSpeed(Struct, frozen=True):
+    """Card in several runs, compared with others of its model by the kernels that both ran."""
+
+    host: str
+    gpu: str
+    """UUID."""
+    card: str
+    """Model."""
+    runs: int
+    """Runs in which it was compared."""
+    slow_runs: int
+    """Those in which its kernels took 3 % longer."""
+    ratio: float
+    """Median over the runs of its kernel times to the others'."""
+    message: str
+    """Sentence about a card that is slow in most of three runs or more; empty for the others."""
+
+    COLUMNS: ClassVar[Columns] = (
+        Column("host", "host"),
+        Column("card", "gpu"),
+        Column("model", "card"),
+        Column("runs", "runs"),
+        Column("slow in", "slow_runs"),
+        Column("kernel times", "ratio", "{:.3f}"),
+    )
 
 
 class SketchReport(Struct, frozen=True):
@@ -84,3 +140,7 @@ class SketchReport(Struct, frozen=True):
     """A row for each rank of each job."""
     changes: tuple[Slowdown, ...]
     """Late ranks and changes, the worst of each job first."""
+    kernels: tuple[KernelTime, ...] = ()
+    """Families and collectives of each job, where windows of kernels were opened."""
+    cards: tuple[CardSpeed, ...] = ()
+    """Cards of several runs, the slowest first."""

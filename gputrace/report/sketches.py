@@ -9,14 +9,22 @@ from gputrace.report.wording import capital
 
 
 def document(result: SketchReport, limits: Limits) -> Document:
-    """Return what changed, and the steps of each rank."""
+    """Return what changed, the cards of several runs, and the steps and kernels of each job."""
     jobs = {row.job for row in result.ranks}
-    head = [Line(f"{capital(change.message)}.") for change in result.changes]
+    messages = [card.message for card in result.cards if card.message]
+    messages += [change.message for change in result.changes]
+    head = [Line(f"{capital(message)}.") for message in messages]
     first = (Column("job", "job"),) if len(jobs) > 1 else ()
     title = "Steps of each rank (median, 95th percentile, and the mean of each part)"
     return Document(
         head=tuple(head) or (Line("No rank is late, and no step became slower."),),
-        tables=present([declared(title, result.ranks, *first)]),
+        tables=present(
+            [
+                declared("The slowest cards, by the same kernels", result.cards[: limits.kernels]),
+                declared(title, result.ranks, *first),
+                declared("Kernels of a step, by family and collective", result.kernels, *first),
+            ]
+        ),
     )
 
 

@@ -1,14 +1,16 @@
 """Sketches: about a hundred bytes for each step of a rank, kept for a whole run.
 
-A folder has two files for each process: HOST.PID.sketch is a line of JSON about it, then records of
-`STEP`; HOST.PID.lines has the texts of lines of the program, the first of which is number 1.
+A folder has two or three files for each process: HOST.PID.sketch is a line of JSON about it, then
+records of `STEP`; HOST.PID.kernels is a line about its card, then records of `KERNELS`, where
+windows of kernels were opened; HOST.PID.lines has texts, of lines of the program and of kernels,
+the first of which is number 1.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +34,18 @@ without one), the time of its parts, for how long its thread waited for a core, 
 and the last line that was sampled in it, or 0."""
 Steps = NDArray[np.void]
 """Records of `STEP`, in the order of their steps."""
+FAMILY, COLLECTIVE, KERNEL = range(3)
+"""What the kernels of a record have in common: their family, their operation, or name and size."""
+KERNELS: Final = np.dtype(
+    [
+        *(("step", "<u4"), ("steps", "<u4"), ("kind", "<u4"), ("name", "<u4")),
+        *(("count", "<u4"), ("median", "<u4"), ("total", "<i8")),
+    ]
+)
+"""Kernels of a window: its first step, the number of its steps, what they have in common, the
+number of its text, how many there were, and their median and total time in nanoseconds."""
+Kernels = NDArray[np.void]
+"""Records of `KERNELS`, window by window."""
 
 _VERSION: Final = 1
 _LONGEST_HEAD: Final = 4096
@@ -51,9 +65,15 @@ class RankSketch:
     load: Callable[[], Steps]
     """Reads the steps: those of thousands of ranks need not be in memory at once."""
     lines: Sequence[str] = ()
+    load_kernels: Callable[[], Kernels] = lambda: np.zeros(0, KERNELS)
+    """Reads the kernels of its windows."""
+    gpu: str = ""
+    """UUID of its card; empty where no window was opened."""
+    card: str = ""
+    """Model of its card."""
 
     def line(self, number: int) -> str:
-        """Return a line of the program by its number; empty for 0."""
+        """Return a line of the program, or another text, by its number; empty for 0."""
         return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
 
 
@@ -64,6 +84,7 @@ class SketchWriter:
         """``about`` has the job, rank, host and pid."""
         stem = f"{about['host']}.{about['pid']}"
         self._steps, self._lines = folder / f"{stem}.sketch", folder / f"{stem}.lines"
+        self._kernels = folder / f"{stem}.kernels"
         self._number: dict[str, int] = {}
         if self._lines.exists():
             texts = self._lines.read_text(encoding="utf-8").splitlines()
@@ -71,16 +92,16 @@ class SketchWriter:
         self.last = -1
         """Number of the last step that was written."""
         if self._steps.exists():
-            _, start, count = _read(self._steps)
+            _, start, count = _read(self._steps, STEP)
             if count:
                 end = start + (count - 1) * STEP.itemsize
-                self.last = int(_steps(self._steps, end, 1)["step"][0])
+                self.last = int(_rows(self._steps, STEP, end, 1)["step"][0])
         else:
             head = json.dumps({"gputrace_sketch": _VERSION, **about})
             self._steps.write_text(head + "\n", encoding="utf-8")
 
     def number(self, line: str) -> int:
-        """Return the number of a line of the program, which is written down if it is new."""
+        """Return the number of a line or another text, which is written down if it is new."""
         text = " ".join(line.split())
         if text not in self._number:
             self._number[text] = len(self._number) + 1
@@ -94,24 +115,33 @@ class SketchWriter:
             file.write(steps.tobytes())
         self.last = int(steps["step"][-1])
 
+    def append_kernels(self, kernels: Kernels, gpu: str, card: str) -> None:
+        """Append the kernels of a window; raises OSError if that fails."""
+        head = b""
+        if not self._kernels.exists():
+            about = {"gputrace_sketch": _VERSION, "gpu": gpu, "card": card}
+            head = json.dumps(about).encode() + b"\n"
+        with self._kernels.open("ab") as file:
+            file.write(head + kernels.tobytes())
 
-def _read(path: Path) -> tuple[Mapping[str, Any], int, int]:
-    """Return what a sketch is of, and where its steps begin and how many there are."""
+
+def _read(path: Path, kind: np.dtype[Any]) -> tuple[Mapping[str, Any], int, int]:
+    """Return what a file is of, and where its records begin and how many there are."""
     try:
         with path.open("rb") as file:
             head = file.readline(_LONGEST_HEAD)
             about, start = json.loads(head), file.tell()
         if about["gputrace_sketch"] != _VERSION:
             raise InputError(path, "a sketch of another version of gputrace")
-        return about, start, (path.stat().st_size - start) // STEP.itemsize
+        return about, start, (path.stat().st_size - start) // kind.itemsize
     except OSError as error:
         raise InputError(path, f"cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(path, "not a sketch, or a broken one") from None
 
 
-def _steps(path: Path, start: int, count: int) -> Steps:
-    return np.fromfile(path, STEP, count, offset=start)
+def _rows(path: Path, kind: np.dtype[Any], start: int, count: int) -> NDArray[np.void]:
+    return np.fromfile(path, kind, count, offset=start)
 
 
 def read_sketches(folder: Path) -> list[RankSketch]:
@@ -121,11 +151,11 @@ def read_sketches(folder: Path) -> list[RankSketch]:
     """
     sketches = []
     for path in sorted(folder.glob("*.sketch")):
-        about, start, count = _read(path)
+        about, start, count = _read(path, STEP)
         if not count:
             continue
         ends = (start, start + (count - 1) * STEP.itemsize)
-        first, last = (_steps(path, at, 1)[0] for at in ends)
+        first, last = (_rows(path, STEP, at, 1)[0] for at in ends)
         lines = path.with_suffix(".lines")
         texts = lines.read_text("utf-8", "replace").splitlines() if lines.exists() else []
         try:
@@ -133,9 +163,14 @@ def read_sketches(folder: Path) -> list[RankSketch]:
             rank, pid = int(about["rank"]), int(about["pid"])
         except (KeyError, TypeError, ValueError, OverflowError):
             raise InputError(path, "not a sketch, or a broken one") from None
-        load = partial(_steps, path, start, count)
+        load = partial(_rows, path, STEP, start, count)
         numbers = int(first["step"]), int(last["step"])
         sketch = RankSketch(job, rank, host, pid, *numbers, load, texts)
+        if (kernels := path.with_suffix(".kernels")).exists():
+            of, start, count = _read(kernels, KERNELS)
+            rows = partial(_rows, kernels, KERNELS, start, count)
+            gpu, card = (str(of.get(name, "")) for name in ("gpu", "card"))
+            sketch = replace(sketch, load_kernels=rows, gpu=gpu, card=card)
         sketches.append((job, rank, int(last["end"]), sketch))
     return [row[-1] for row in sorted(sketches, key=lambda row: row[:-1])]
 

@@ -20,6 +20,7 @@ from typing import Final
 import pytest
 
 from gputrace.collectors import armed
+from gputrace.store.sketches import FAMILY, read_sketches
 from tests.faults.building import build
 from tests.helpers import command
 from tests.helpers.lookups import rows
@@ -140,26 +141,67 @@ def test_all_ranks_of_a_job_record_the_same_steps(machine: Machine, tmp_path: Pa
     assert [row[1:] for row in by_rank] == [(int(at), int(at) + 4, 5)] * 2
 
 
-def test_kernels_of_the_window_alone_are_recorded(
-    machine: Machine, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
-    libraries = tmp_path_factory.mktemp("machine")
-    build(libraries)
-    env = {
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-ins of CUDA and CUPTI."""
+    folder = tmp_path_factory.mktemp("machine")
+    build(folder)
+    return folder
+
+
+def start_on_gpu(machine: Machine, libraries: Path, ledger: Path, **env: str) -> None:
+    """Starts a program that launches two kernels in each step, and waits until it does."""
+    env |= {
         "LD_LIBRARY_PATH": str(libraries),
         "GPUTRACE_CUPTI": str(libraries / "libcupti.so.13"),
         "SUBJECT_GPU": str(libraries / "gpu.so"),
-        "LEDGER": str(tmp_path / "ledger"),
+        "LEDGER": str(ledger),
     }
     words = ("-m", "tests.faults.subject", "plain", "40")
     arm = [sys.executable, "-c", ARM_WITH_DRIVER, "arm", "--", sys.executable, *words]
-    with subprocess.Popen(arm, env=command.environment(machine.env | env)) as program:
-        machine.started.append(program)
-        wait_for(lambda: any(p.step and p.gpu == "ready" for p in machine.find()))
-        for name in ("a", "b"):
-            ran = machine.gputrace("on", "--steps", "5", "-o", tmp_path / f"{name}.sqlite")
-            assert f"{name}.sqlite: 10 kernels, 5 steps, processes: 1" in ran.err
-        program.kill()
+    before = len(machine.find())
+    machine.started.append(
+        subprocess.Popen(arm, env=command.environment(machine.env | env), start_new_session=True)
+    )
+    wait_for(lambda: len([p for p in machine.find() if p.step and p.gpu == "ready"]) > before)
+
+
+def test_kernels_of_the_window_alone_are_recorded(
+    machine: Machine, libraries: Path, tmp_path: Path
+) -> None:
+    start_on_gpu(machine, libraries, tmp_path / "ledger")
+    for name in ("a", "b"):
+        ran = machine.gputrace("on", "--steps", "5", "-o", tmp_path / f"{name}.sqlite")
+        assert f"{name}.sqlite: 10 kernels, 5 steps, processes: 1" in ran.err
+
+
+def test_watch_opens_windows_of_kernels_at_the_same_steps_of_all_ranks(
+    machine: Machine, libraries: Path, tmp_path: Path
+) -> None:
+    job = {"TORCHELASTIC_RUN_ID": "r7", "WORLD_SIZE": "2"}
+    for rank in ("0", "1"):
+        start_on_gpu(machine, libraries, tmp_path / rank, **job, RANK=rank, LOCAL_RANK=rank)
+    words = ("watch", "--every", "500ms", "--for", "11s", "--kernels", "100", "-o")
+    with subprocess.Popen(
+        [sys.executable, "-m", "gputrace", *words, str(tmp_path / "s")],
+        env=command.environment(machine.env),
+        stderr=subprocess.PIPE,
+    ) as watching:
+        # Somebody else's recording takes the place of a window that is awaited, and none is lost.
+        time.sleep(4)
+        ran = machine.gputrace("on", "--steps", "5", "-o", tmp_path / "t.sqlite")
+        assert "t.sqlite: 20 kernels, 10 steps, processes: 2" in ran.err, ran.err
+        assert watching.wait(_PATIENCE_S) == 0
+    windows = []
+    for sketch in read_sketches(tmp_path / "s"):
+        kernels = sketch.load_kernels()
+        families = kernels[kernels["kind"] == FAMILY]
+        assert {sketch.line(name) for name in families["name"].tolist()} == {"gemm"}
+        assert set(families["count"].tolist()) == {6}
+        assert not any(step % 100 for step in families["step"].tolist())
+        windows.append(set(families["step"].tolist()))
+    assert len(windows) == 2
+    assert len(windows[0] & windows[1]) >= 2
 
 
 def test_a_window_can_be_ended_early(machine: Machine, tmp_path: Path) -> None:
