@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gputrace.model.sketches import SketchReport, Slowdown
 
 _SHORTEST_NS: Final = 500_000_000
+_MOST_KEPT: Final = 3
+"""Findings at which the rows of the last windows are kept."""
 _LONGEST: Final = 400
 """Characters of a problem that another library words."""
 
@@ -79,7 +81,7 @@ def command(
     from gputrace.analyzers.sketch_changes import WINDOW
     from gputrace.analyzers.sketch_kernels import classify
     from gputrace.analyzers.sketch_report import report_sketches
-    from gputrace.collectors.armed import find, select
+    from gputrace.collectors.armed import find, keep_ring, select
     from gputrace.collectors.sketching import Sketcher
     from gputrace.store.sketches import read_sketches
 
@@ -113,6 +115,10 @@ def command(
                     key = change.job, kind, change.rank
                     if change.since_step - known.get(key, -WINDOW) >= WINDOW:
                         _say(change, alert)
+                        ring = folder / f"{change.kind}-{change.since_step}.spool"
+                        if kernels and members and len(known) < _MOST_KEPT and not ring.exists():
+                            keep_ring(members, ring)
+                            note(f"`gputrace recover {ring}` makes a trace of the windows so far")
                     known.setdefault(key, change.since_step)
                 latest[:] = [report]
             if not members or (until is not None and time.monotonic() >= until):

@@ -27,6 +27,7 @@ from gputrace.collectors.masking import masked
 from gputrace.collectors.nvml import Sampler
 from gputrace.collectors.processes import read_environment, read_stat
 from gputrace.collectors.session import OF_A_PROCESS, finish, spool_of, with_hooks
+from gputrace.collectors.slow_steps import copy_ring
 from gputrace.collectors.spool import LATEST, copy_since
 from gputrace.errors import UsageError
 
@@ -306,14 +307,20 @@ def record(
     return finish(team.folder, output)
 
 
-def _record_into(
-    target: Path,
-    members: Sequence[ArmedProcess],
-    folders: Sequence[Path],
-    window: Window,
-    log: Callable[[str], object],
-) -> None:
-    """Record a window into a folder of which a trace can be made."""
+def keep_ring(members: Sequence[ArmedProcess], target: Path) -> None:
+    """Copy what the last ten minutes left of a job into a folder, for `gputrace recover`: its
+    steps, and the rows of each window that was opened in them.
+
+    Raises OSError if that fails.
+    """
+    _ask_each(members, "write")
+    for folder in {member.folder for member in members}:
+        copy_ring(folder, target)
+    _describe(members, target)
+
+
+def _describe(members: Sequence[ArmedProcess], target: Path) -> dict[str, str]:
+    """Write down what the processes in a folder are; return that."""
     task = job_tasks.find_task(read_environment(members[0].pid) or {})
     meta = {
         "command": json.dumps(members[0].command.split()),
@@ -325,6 +332,18 @@ def _record_into(
     for member in members if "job" in meta else ():
         (target / f"{member.rank or 0}.task").touch()
     job_tasks.write_meta(target, meta)
+    return meta
+
+
+def _record_into(
+    target: Path,
+    members: Sequence[ArmedProcess],
+    folders: Sequence[Path],
+    window: Window,
+    log: Callable[[str], object],
+) -> None:
+    """Record a window into a folder of which a trace can be made."""
+    meta = _describe(members, target)
     # With the folder locked, a window is of `gputrace watch`, or of a recorder that was killed.
     _ask_each(members, "end")
     if any(member.state == "recording" for member in members):

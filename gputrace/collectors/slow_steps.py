@@ -156,11 +156,11 @@ class SlowSteps:
 
 
 def copy_ring(source: Path, target: Path) -> None:
-    """Copy the current content of a ring into a new folder; raise OSError if that fails.
+    """Copy the current content of a ring into a folder; raise OSError if that fails.
 
     Complete files are linked, which takes no space until the ring removes them.
     """
-    target.mkdir(mode=0o700)
+    target.mkdir(mode=0o700, exist_ok=True)
     growing = [source / "meta.json", source / "team.json"]
     complete: list[Path] = []
     for pattern in ("*.spool", "*.host", "*.nvml.jsonl", "*.cores.jsonl"):

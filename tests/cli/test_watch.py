@@ -75,7 +75,7 @@ def test_a_late_rank_is_said_while_it_runs_and_read_from_the_folder_later(
     folder, said = tmp_path / "sketches", tmp_path / "said"
     alert = f'echo "$GPUTRACE_KIND: $GPUTRACE_ALERT" >> {said}; exit 3'
     words = ("-o", folder, "--every", "1s", "--for", "3s", "--alert", alert)
-    ran = command.gputrace("watch", *words, env=environment)
+    ran = command.gputrace("watch", *words, env=environment | {"GPUTRACE_KERNELS": "1000"})
     assert ran.code == 0, ran.err
     assert re.search(
         rf"watching \d processes of job \S+ for 3 s; `gputrace analyze {folder}`", ran.err
@@ -94,6 +94,10 @@ def test_a_late_rank_is_said_while_it_runs_and_read_from_the_folder_later(
     (late,) = (change for change in report["changes"] if change["kind"] == "late-rank")
     assert (late["rank"], late["part"]) == (2, "data")
     assert late["ns"] == pytest.approx(20e6, rel=0.3)
+    (ring,) = folder.glob("late-rank-*.spool")
+    assert f"`gputrace recover {ring}` makes a trace of the windows so far" in ran.err
+    recovered = command.gputrace("recover", ring, "-o", tmp_path / "t.sqlite")
+    assert (recovered.code, "steps" in recovered.err) == (0, True), recovered.err
 
 
 def test_metrics_are_served_to_prometheus_beside_a_reader_that_stalls(

@@ -202,6 +202,12 @@ def test_watch_opens_windows_of_kernels_at_the_same_steps_of_all_ranks(
         windows.append(set(families["step"].tolist()))
     assert len(windows) == 2
     assert len(windows[0] & windows[1]) >= 2
+    armed.keep_ring(machine.find(), tmp_path / "ring.spool")
+    assert (
+        machine.gputrace("recover", tmp_path / "ring.spool", "-o", tmp_path / "r.sqlite").code == 0
+    )
+    ((count,),) = rows(tmp_path / "r.sqlite", "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL")
+    assert count >= 6 * len(windows[0]) + 6 * len(windows[1])
 
 
 def test_a_window_can_be_ended_early(machine: Machine, tmp_path: Path) -> None:
