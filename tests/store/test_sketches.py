@@ -9,6 +9,7 @@ import pytest
 
 from gputrace.errors import InputError
 from gputrace.store.sketches import (
+    KERNELS,
     STEP,
     SketchWriter,
     Steps,
@@ -46,6 +47,23 @@ def test_a_record_that_was_cut_is_left_out(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5])
     (sketch,) = read_sketches(tmp_path)
     assert (sketch.last, len(sketch.load())) == (0, 1)
+
+
+def test_kernels_are_read_with_their_card_and_a_broken_file_is_refused(tmp_path: Path) -> None:
+    writer = SketchWriter(tmp_path, ABOUT)
+    writer.append(steps(0, 1))
+    rows = np.zeros(2, KERNELS)
+    rows["name"], rows["total"] = writer.number("gemm"), 7
+    for _ in range(2):
+        writer.append_kernels(rows, "GPU-1", "H200")
+    (sketch,) = read_sketches(tmp_path)
+    assert (sketch.gpu, sketch.card) == ("GPU-1", "H200")
+    assert sketch.load_kernels()["total"].tolist() == [7] * 4
+    assert sketch.line(int(rows["name"][0])) == "gemm"
+    (path,) = tmp_path.glob("*.kernels")
+    path.write_bytes(b"[1]\n")
+    with pytest.raises(InputError, match="not a sketch, or a broken one"):
+        read_sketches(tmp_path)
 
 
 def test_after_a_restart_the_process_that_trains_now_counts(tmp_path: Path) -> None:
