@@ -158,6 +158,7 @@ def chromium(folder: Path) -> Iterator[Browser]:
         "--disable-background-networking",
         "--disable-component-update",
         "--disable-dev-shm-usage",
+        "--js-flags=--no-opt",  # pages are gone before what is compiled anew pays
         "--no-first-run",
         "--remote-debugging-port=0",
         f"--user-data-dir={profile}",

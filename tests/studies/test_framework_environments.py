@@ -67,7 +67,10 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def linked_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives environments the pip that is here: Python takes seconds to install and compile one."""
+    """Gives environments the pip that is here: Python takes seconds to install and compile one.
+
+    No index has a newer one, which pip takes seconds to find out.
+    """
     spec, run = find_spec("pip"), _Environment._run
     if spec is None or spec.origin is None:
         return
@@ -76,6 +79,8 @@ def linked_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_linked(
         self: _Environment, command: Sequence[str], variables: Mapping[str, str] | None = None
     ) -> None:
+        if "--upgrade" in command:
+            raise ValueError("no index")
         if command[1:3] != ["-m", "venv"]:
             run(self, command, variables)
             return

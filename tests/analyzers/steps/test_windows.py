@@ -73,14 +73,14 @@ def cut_into_windows(path: Path, extra: dict[int, int]) -> None:
         of = "w.globalPid = (r.globalTid & ~0xFFFFFF) AND r.start >= w.start AND r.start < w.end"
         calls = "CUPTI_ACTIVITY_KIND_RUNTIME"
         trace.execute(
-            f"DELETE FROM {calls} WHERE rowid NOT IN "
-            f"(SELECT r.rowid FROM {calls} r JOIN GPUTRACE_WINDOW w ON {of})"
+            f"DELETE FROM {calls} AS r WHERE NOT EXISTS (SELECT 1 FROM GPUTRACE_WINDOW w WHERE {of})"
         )
-        for table in ("KERNEL", "MEMCPY", "MEMSET"):
-            trace.execute(
-                f"DELETE FROM CUPTI_ACTIVITY_KIND_{table} WHERE (globalPid >> 24, correlationId) "
-                f"NOT IN (SELECT globalTid >> 24, correlationId FROM {calls})"
-            )
+        issued = {*trace.execute(f"SELECT globalTid & ~0xFFFFFF, correlationId FROM {calls}")}
+        for kind in ("KERNEL", "MEMCPY", "MEMSET"):
+            table = f"CUPTI_ACTIVITY_KIND_{kind}"
+            rows = trace.execute(f"SELECT rowid, globalPid, correlationId FROM {table}").fetchall()
+            gone = [(row,) for row, *call in rows if tuple(call) not in issued]
+            trace.executemany(f"DELETE FROM {table} WHERE rowid = ?", gone)
         for table in ("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "OSRT_API"):
             trace.execute(f"DROP TABLE IF EXISTS {table}")
 

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.spool.activity import Spool, read_spool
 from gputrace.errors import InputError
+from tests.helpers.examples import few
 from tests.native.build import Machine
 
-LIVES: Final = 200
-AT_ONCE: Final = 20
+LIVES: Final = few(60)
+AT_ONCE: Final = 6
 SECOND: Final = 1_000_000_000
 
 
@@ -38,7 +39,7 @@ def missing(spool: Spool, killed: int) -> float:
 
 
 def test_a_killed_program_leaves_all_but_its_last_second(machine: Machine, tmp_path: Path) -> None:
-    """200 programs, ended by SIGKILL or SIGTERM at random moments."""
+    """Programs that are ended by SIGKILL or SIGTERM at random moments."""
     choose = random.Random(4)
     lives = [
         (i, choose.choice([signal.SIGKILL, signal.SIGTERM]), choose.uniform(0, 2.4))
