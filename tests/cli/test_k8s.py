@@ -188,7 +188,7 @@ def test_the_container_image_and_package_can_be_named(tmp_path: Path) -> None:
         (MANIFESTS["Pod"], ("--with", "record"), 2, "record needs --claim"),
         (MANIFESTS["Pod"], ("--with", "run"), 2, "--with 'run': give arm, or record"),
         (MANIFESTS["Pod"], ("--with", "arm 'x"), 2, '--with "arm \'x": '),
-        ("a: " + "[" * 5000, (), 3, "nested too deeply"),
+        ("a: " + "[" * 500, (), 3, "nested too deeply"),
     ],
 )
 def test_what_cannot_be_patched_is_said_in_one_line(

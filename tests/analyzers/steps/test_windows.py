@@ -73,7 +73,8 @@ def cut_into_windows(path: Path, extra: dict[int, int]) -> None:
         of = "w.globalPid = (r.globalTid & ~0xFFFFFF) AND r.start >= w.start AND r.start < w.end"
         calls = "CUPTI_ACTIVITY_KIND_RUNTIME"
         trace.execute(
-            f"DELETE FROM {calls} AS r WHERE NOT EXISTS (SELECT 1 FROM GPUTRACE_WINDOW w WHERE {of})"
+            f"DELETE FROM {calls} AS r "
+            f"WHERE NOT EXISTS (SELECT 1 FROM GPUTRACE_WINDOW w WHERE {of})"
         )
         issued = {*trace.execute(f"SELECT globalTid & ~0xFFFFFF, correlationId FROM {calls}")}
         for kind in ("KERNEL", "MEMCPY", "MEMSET"):
