@@ -399,7 +399,11 @@ def project(
         return None
     if lead_to_graphs(operations, int(rows[inside][-1])):
         return None
-    first, last = _extent(rows[inside], step[inside], len(marks.start))
+    # Of a step without rows, the first is after the last.
+    first = np.full(len(marks.start), np.iinfo(np.intp).max)
+    last = np.full(len(marks.start), -1)
+    np.minimum.at(first, step[inside], rows[inside])
+    np.maximum.at(last, step[inside], rows[inside])
     full, recorded = first <= last, operations.coverage.calls
     with_calls = np.ones_like(full) if recorded is None else marks.lie_in(recorded)
     full &= with_calls
@@ -455,15 +459,6 @@ def _keeps_up(done: Times, start: Times, end: Times) -> bool:
     lose its wait for data, and their sum would not be what the profiler's users know.
     """
     return bool((done - end).max() < _MOST_BEHIND * median(end - start))
-
-
-def _extent(rows: Rows, step: NDArray[np.intp], steps: int) -> tuple[Rows, Rows]:
-    """Return the first and last row of each step; first > last for a step without rows."""
-    first = np.full(steps, np.iinfo(np.intp).max)
-    last = np.full(steps, -1)
-    np.minimum.at(first, step, rows)
-    np.maximum.at(last, step, rows)
-    return first, last
 
 
 def _with_early_copies(operations: GpuOperations, first: Rows, last: Rows) -> Rows:

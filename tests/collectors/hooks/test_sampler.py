@@ -31,7 +31,7 @@ def turn(function, *arguments):
     begin = time.perf_counter()
     function(*arguments)
     spent[function] += time.perf_counter() - begin
-while sum(spent.values()) < 1.0:
+while sum(spent.values()) < 0.7:
     turn(compute); turn(call, data); turn(wait)
 print(*[time / sum(spent.values()) for time in spent.values()])
 """
@@ -100,7 +100,7 @@ def test_functions_have_samples_by_the_time_they_take(tmp_path: Path, version: s
         shares = {name: found.functions[name] / max(total, 1) for name in told}
         if shares == pytest.approx(told, abs=0.2):
             break
-    # Of 100; a machine under load loses some.
+    # Of 70; a machine under load loses some.
     assert total > 20
     assert shares == pytest.approx(told, abs=0.2)
 

@@ -80,7 +80,11 @@ def change_hooks(module: str, hooks: "list[Hook]") -> "list[Hook]":
     """Return the hooks that a module has in the trial, of those that it has in a recording."""
     keeps = _named(LOSSES.get(module, ""))
     if not asked.get("recorded"):
-        hooks = [hook for hook in hooks if not _names_of(hook) & {*_UNUSED}]
+        hooks = [
+            hook
+            for hook in hooks
+            if {hook.__name__, hook.__module__.rpartition(".")[2]}.isdisjoint(_UNUSED)
+        ]
         # First: a loss is there when the step ends.
         hooks = keeps + ([] if module in _ALONE else hooks)
     elif module in _ALONE:
@@ -89,10 +93,6 @@ def change_hooks(module: str, hooks: "list[Hook]") -> "list[Hook]":
     return (
         hooks + _named(MODULES.get(module, "")) + [apply_plugin_cures] * (module in _plugin_hooks)
     )
-
-
-def _names_of(hook: "Hook") -> "set[str]":
-    return {hook.__name__, hook.__module__.rpartition(".")[2]}
 
 
 def _named(names: str) -> "list[Hook]":
