@@ -215,8 +215,8 @@ def test_the_longest_launch_is_a_column_and_a_click_away(
     assert_nothing_wrong(browser)
 
 
-def test_a_click_on_a_box_selects_it(browser: Browser, starved: str) -> None:
-    browser.open(starved)
+def test_a_click_on_a_box_selects_it(browser: Browser, small: str) -> None:
+    browser.open(small)
     browser.until("document.body.dataset.rows")
     boxes = ROWS.format("boxes")
     longest = browser.run(
@@ -427,9 +427,9 @@ def test_what_moves_too_fast_to_be_drawn_in_full_is_when_it_stands(
 
 
 def test_a_drag_moves_the_lanes_at_once_and_the_charts_when_it_rests(
-    browser: Browser, starved: str
+    browser: Browser, small: str
 ) -> None:
-    browser.open(starved)
+    browser.open(small)
     browser.until("document.body.dataset.rows")
     browser.run("document.getElementById('lanes').scrollIntoView()")
     browser.run("document.querySelector('[data-do=in]').click()")
@@ -494,8 +494,8 @@ def test_the_wheel_zooms_at_the_pointer_with_ctrl(browser: Browser, small: str) 
     assert_nothing_wrong(browser)
 
 
-def test_every_key_does_what_the_page_says(browser: Browser, starved: str) -> None:
-    browser.open(starved)
+def test_every_key_does_what_the_page_says(browser: Browser, small: str) -> None:
+    browser.open(small)
     browser.until("document.body.dataset.rows")
     assert browser.run("document.activeElement === document.body"), "they need no click before"
     first = shown(browser)
