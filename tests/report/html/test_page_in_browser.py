@@ -131,9 +131,9 @@ ROWS: Final = "Bokeh.documents[0].get_model_by_name('rows-{}')"
 
 
 def test_a_cell_of_a_notebook_shows_the_page_in_a_frame_of_its_own(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+    browser: Browser, saxpy: Path, tmp_path: Path
 ) -> None:
-    with gputrace.open(recording(STARVED)) as trace:
+    with gputrace.open(saxpy) as trace:
         cell = trace.page(height=640)._repr_html_()
     assert ' sandbox="allow-scripts' in cell
     target = tmp_path / "notebook.html"
@@ -741,12 +741,10 @@ def test_attacks_stay_text(browser: Browser, hostile: Path, tmp_path: Path) -> N
     assert_nothing_wrong(browser)
 
 
-def test_a_script_that_gets_in_does_not_run(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_script_that_gets_in_does_not_run(browser: Browser, saxpy: Path, tmp_path: Path) -> None:
     """The policy is the second wall: as if escaping had failed."""
     target = tmp_path / "page.html"
-    write(recording(STARVED), target)
+    write(saxpy, target)
     attack = '<script>document.title="owned"</script><img src="http://127.0.0.1:9/x" onerror="1">'
     text = target.read_text(encoding="utf-8").replace("<header>", f"<header>{attack}")
     target.write_text(text, encoding="utf-8")
@@ -765,10 +763,8 @@ def test_a_comparison_is_drawn(browser: Browser, h100: Path, tmp_path: Path) -> 
 
 class TestServe:
     @pytest.fixture
-    def served(
-        self, recording: Callable[[str], Path]
-    ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-        program = [sys.executable, "-m", "gputrace", "report", "--serve", str(recording(STARVED))]
+    def served(self, saxpy: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+        program = [sys.executable, "-m", "gputrace", "report", "--serve", str(saxpy)]
         with subprocess.Popen(
             program, stderr=subprocess.PIPE, text=True, env=environment(), cwd=ROOT
         ) as process:
@@ -781,7 +777,7 @@ class TestServe:
         self,
         served: tuple[str, subprocess.Popen[str]],
         browser: Browser,
-        recording: Callable[[str], Path],
+        saxpy: Path,
     ) -> None:
         address, process = served
         assert address.startswith("http://127.0.0.1:")
@@ -798,7 +794,7 @@ class TestServe:
         other = urllib.request.Request(address, headers={"Host": f"elsewhere.example:{port}"})
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(other, timeout=60)
-        taken = command.gputrace("report", recording(STARVED), "--serve", "--port", port)
+        taken = command.gputrace("report", saxpy, "--serve", "--port", port)
         assert_refused(taken, USAGE, f"port {port}", "--port")
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
