@@ -284,11 +284,11 @@ def test_a_path_that_is_not_utf_8_leaves_the_json_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["analyze"], ["analyze", "--json"], ["--help"]])
-def test_a_reader_that_has_had_enough_is_no_error(arguments: list[str], h100: Path) -> None:
+def test_a_reader_that_has_had_enough_is_no_error(arguments: list[str], saxpy: Path) -> None:
     """Close stdout as in ``gputrace analyze … | head -1``, once head has ended."""
     reader, writer = os.pipe()
     os.close(reader)
-    trace = [str(h100)] if "analyze" in arguments else []
+    trace = [str(saxpy)] if "analyze" in arguments else []
     ran = subprocess.run(
         [sys.executable, "-m", "gputrace", *arguments, *trace],
         stdout=writer,
@@ -301,10 +301,10 @@ def test_a_reader_that_has_had_enough_is_no_error(arguments: list[str], h100: Pa
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_a_full_disk_is_told(h100: Path) -> None:
+def test_a_full_disk_is_told(saxpy: Path) -> None:
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
-            [sys.executable, "-m", "gputrace", "analyze", str(h100)],
+            [sys.executable, "-m", "gputrace", "analyze", str(saxpy)],
             stdout=full,
             stderr=subprocess.PIPE,
             env=command.environment(),
@@ -314,8 +314,8 @@ def test_a_full_disk_is_told(h100: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="there is no /sys here")
-def test_an_output_that_cannot_be_written_is_named_and_what_to_do(h100: Path) -> None:
-    ran = command.gputrace("report", h100, "-o", "/sys/kernel/page.html")
+def test_an_output_that_cannot_be_written_is_named_and_what_to_do(saxpy: Path) -> None:
+    ran = command.gputrace("report", saxpy, "-o", "/sys/kernel/page.html")
     assert (ran.code, ran.out) == (4, "")
     assert ran.err.startswith("gputrace: /sys/kernel/page.html: cannot be written (")
     assert ran.err.endswith("; name another with -o\n")
@@ -340,21 +340,21 @@ CALLED_IN_A_PROCESS: Final = {
 
 
 @pytest.mark.parametrize("caller", CALLED_IN_A_PROCESS.values(), ids=CALLED_IN_A_PROCESS)
-def test_a_process_that_calls_the_command_goes_on_after_it(caller: str, h100: Path) -> None:
+def test_a_process_that_calls_the_command_goes_on_after_it(caller: str, saxpy: Path) -> None:
     program = f"from gputrace.__main__ import main\n{caller}"
-    ran = command.python("-c", program, "analyze", str(h100))
+    ran = command.python("-c", program, "analyze", str(saxpy))
     assert (ran.code, ran.out.splitlines()[-1]) == (DONE, "0 True goes on")
 
 
-def test_a_process_that_is_to_be_inspected_is_there_after_the_command(h100: Path) -> None:
+def test_a_process_that_is_to_be_inspected_is_there_after_the_command(saxpy: Path) -> None:
     """Python then says how a program ended, and reads what to do from stdin."""
     env = {"PYTHONINSPECT": "1"}
-    ran = command.python("-m", "gputrace", "analyze", str(h100), "--json", env=env)
+    ran = command.python("-m", "gputrace", "analyze", str(saxpy), "--json", env=env)
     assert ran.err.endswith("SystemExit: 0\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_what_cannot_be_written_at_the_end_is_told(h100: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_written_at_the_end_is_told(saxpy: Path, tmp_path: Path) -> None:
     """As Python does it: a plugin's last words, say, go to a full device."""
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, os\n"
@@ -363,7 +363,7 @@ def test_what_cannot_be_written_at_the_end_is_told(h100: Path, tmp_path: Path) -
     )
     path = os.pathsep.join([str(tmp_path), str(command.ROOT)])
     env = {"PYTHONPATH": path, "PYTHONUNBUFFERED": ""}
-    ran = command.python("-m", "gputrace", "analyze", str(h100), "--json", env=env)
+    ran = command.python("-m", "gputrace", "analyze", str(saxpy), "--json", env=env)
     unflushed = 120
     assert ran.code == unflushed
     assert ran.err.startswith("Exception ignored in: <_io.TextIOWrapper name='<stdout>'")

@@ -266,8 +266,8 @@ SOCKET: Final = {
 }
 
 
-def test_a_served_page_answers_only_to_its_token_and_its_own_origin(h100: Path) -> None:
-    program = [sys.executable, "-m", "gputrace", "report", "--serve", str(h100)]
+def test_a_served_page_answers_only_to_its_token_and_its_own_origin(saxpy: Path) -> None:
+    program = [sys.executable, "-m", "gputrace", "report", "--serve", str(saxpy)]
     env = command.environment({"BOKEH_ALLOW_WS_ORIGIN": "*"})
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True, env=env) as server:
         assert server.stderr is not None
@@ -319,22 +319,22 @@ def test_charts_have_words_and_tables_beside_them(made: Callable[[str], str]) ->
 
 
 class TestCommand:
-    def test_writes_the_file_and_says_so(self, h100: Path, tmp_path: Path) -> None:
+    def test_writes_the_file_and_says_so(self, saxpy: Path, tmp_path: Path) -> None:
         target = tmp_path / "out.html"
-        ran = command.gputrace("report", h100, "-o", target)
+        ran = command.gputrace("report", saxpy, "-o", target)
         assert (ran.code, ran.out) == (0, "")
         assert ran.err == f"gputrace: wrote {target}\n"
 
-    def test_replaces_a_file_only_when_told_to(self, h100: Path, tmp_path: Path) -> None:
+    def test_replaces_a_file_only_when_told_to(self, saxpy: Path, tmp_path: Path) -> None:
         target = tmp_path / "out.html"
         target.write_text("mine")
-        assert_refused(command.gputrace("report", h100, "-o", target), USAGE, "exists", "--force")
+        assert_refused(command.gputrace("report", saxpy, "-o", target), USAGE, "exists", "--force")
         assert target.read_text() == "mine"
-        assert command.gputrace("report", h100, "-o", target, "--force").code == 0
+        assert command.gputrace("report", saxpy, "-o", target, "--force").code == 0
         assert target.read_text() != "mine"
 
-    def test_never_replaces_the_trace(self, h100: Path) -> None:
-        ran = command.gputrace("report", h100, "-o", h100, "--force")
+    def test_never_replaces_the_trace(self, saxpy: Path) -> None:
+        ran = command.gputrace("report", saxpy, "-o", saxpy, "--force")
         assert_refused(ran, USAGE, "is the trace itself")
 
     def test_a_file_that_is_no_trace_is_refused(self, tmp_path: Path) -> None:
@@ -344,15 +344,15 @@ class TestCommand:
         assert_refused(ran, UNREADABLE, str(broken))
         assert not (tmp_path / "out.html").exists()
 
-    def test_writing_and_serving_exclude_each_other(self, h100: Path, tmp_path: Path) -> None:
-        ran = command.gputrace("report", h100, "--serve", "-o", tmp_path / "out.html")
+    def test_writing_and_serving_exclude_each_other(self, saxpy: Path, tmp_path: Path) -> None:
+        ran = command.gputrace("report", saxpy, "--serve", "-o", tmp_path / "out.html")
         assert_refused(ran, USAGE, "--serve")
 
-    def test_without_bokeh_it_says_what_to_install(self, h100: Path, tmp_path: Path) -> None:
+    def test_without_bokeh_it_says_what_to_install(self, saxpy: Path, tmp_path: Path) -> None:
         hidden = "import sys; sys.modules['bokeh'] = None"
         (tmp_path / "sitecustomize.py").write_text(hidden)
         ran = command.gputrace(
-            "report", h100, "-o", tmp_path / "out.html", env={"PYTHONPATH": str(tmp_path)}
+            "report", saxpy, "-o", tmp_path / "out.html", env={"PYTHONPATH": str(tmp_path)}
         )
         assert_refused(ran, MISSING, "bokeh", "pip install")
 
