@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -44,6 +45,8 @@ _TASKS_EACH: Final = 4
 """Minimum number of tasks per worker, so that none waits long for another's last."""
 _LOOKED_AFTER_S: Final = 2.0
 """Seconds after which a task is checked for being stuck."""
+_WORKERS_GONE_S: Final = 60.0
+"""Seconds without any worker after which no other is waited for; a new one takes a few to start."""
 _PARTING_S: Final = 1.0
 """Seconds that workers get to close their files."""
 
@@ -178,26 +181,25 @@ class Cluster:
         task.future.release()
 
     def _outcome(self, task: _Task) -> Any:
-        """Wait for a task and return its exception, if any."""
+        """Wait for a task and return its exception, if any.
+
+        Raises:
+            MissingError: if all workers are gone, and no other comes.
+        """
+        last_seen = monotonic()
         while True:
             try:
                 return task.future.exception(timeout=_LOOKED_AFTER_S)
             except TimeoutError:
-                if self._is_stuck(task):
+                running = self._client.processing()
+                if running:
+                    last_seen = monotonic()
+                elif monotonic() - last_seen > _WORKERS_GONE_S:
+                    raise MissingError(f"{self._where} has no worker left: start some") from None
+                if _is_stuck(task, running):
                     again = self._submit(task.tickets, "")
                     task.future.release()
                     task.future, task.home = again.future, ""
-
-    def _is_stuck(self, task: _Task) -> bool:
-        """Return whether a task waits for a worker that is gone although there are others.
-
-        Dask moves it while other workers exist; if all died at once, it forgets that it may, and
-        new workers do not get it.
-        """
-        running = self._client.processing() if task.home else {}
-        if not running or task.home in running:
-            return False
-        return not any(task.future.key in keys for keys in running.values())
 
     def read(self, ticket: Ticket) -> Reply:
         """Decode the answer of a fetched ticket; raises the error that it carries."""
@@ -232,6 +234,17 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_stuck(task: _Task, running: Mapping[str, Collection[str]]) -> bool:
+    """Return whether a task waits for a worker that is gone although there are others.
+
+    Dask moves it while other workers exist; if all died at once, it forgets that it may, and new
+    workers do not get it.
+    """
+    if not task.home or not running or task.home in running:
+        return False
+    return not any(task.future.key in keys for keys in running.values())
 
 
 def _error_of(error: Any, path: str, where: str) -> BaseException:

@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from gputrace.analyzers.pipeline import analyze
 from gputrace.cli import run
 from gputrace.distributed import Cluster, scheduler, spread, worker
 from gputrace.distributed.scheduler import connected
-from gputrace.errors import ExitCode, InputError, UsageError
+from gputrace.errors import ExitCode, InputError, MissingError, UsageError
 from gputrace.readers.open import open_traces
 from gputrace.store import cache_folder
 from tests.collectors.spool.test_activity_sampled_calls import (
@@ -340,6 +341,22 @@ class TestARankThatCannotBeRead:
 
 
 class TestACluster:
+    def test_whose_workers_are_gone_for_good_is_not_waited_for(
+        self, whole: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("gputrace.distributed._LOOKED_AFTER_S", 0.1)
+        monkeypatch.setattr("gputrace.distributed._WORKERS_GONE_S", 0.2)
+        options = {"n_workers": 1, "processes": False, "dashboard_address": None}
+        with (
+            distributed.LocalCluster(**options, silence_logs=50) as small,
+            gputrace.open(whole, scheduler=small.scheduler_address) as trace,
+        ):
+            small.scale(0)
+            while small.scheduler.workers:
+                sleep(0.01)
+            with pytest.raises(MissingError, match="has no worker left: start some"):
+                trace.analyze()
+
     def test_that_does_not_answer(
         self, whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
