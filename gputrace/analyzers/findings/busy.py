@@ -495,10 +495,11 @@ def _computes_in_halves(gpu: GpuShardView) -> tuple[int, int]:
     return first, second
 
 
-_LOW_PRECISION_PART: Final = 0.25
-"""Share of the kernels' time on tensor cores, or in 16 bits and less, from which the precision is
-mixed already."""
-_LOW_PRECISIONS: Final = (*SIXTEEN, "fp8", "fp4", "int8")
+_WIDE: Final = ("fp32", "tf32", "fp64")
+_WIDE_PART: Final = 0.5
+"""Precisions of products without tensor cores that can be lowered; and the share of the time in
+products, and in graphs recorded as a whole, that must be known to have them.
+"""
 _COMPILED: Final = r"triton_[a-z]{3}_fused_"
 """Kernels of torch.compile."""
 
@@ -512,12 +513,11 @@ def _how_to_compute_less(facts: Facts) -> str:
             "what limits a kernel), faster cards, or more of them"
         )
     advice = []
-    low_precision_ns = sum(
-        product.total_ns
-        for product in (kernels.products if kernels else ())
-        if product.tensor_cores == "yes" or product.precision in _LOW_PRECISIONS
-    )
-    if kernels is None or low_precision_ns < _LOW_PRECISION_PART * kernels.total_ns:
+    products = () if kernels is None else kernels.products
+    wide = sum(p.total_ns for p in products if p.precision in _WIDE and p.tensor_cores != "yes")
+    known = 0 if kernels is None else sum(family.total_ns for family in kernels.families)
+    unknown = 0 if kernels is None else kernels.total_ns - known
+    if wide >= _WIDE_PART * (sum(product.total_ns for product in products) + unknown):
         advice.append("mixed precision")
         if kernels is None or any(use.family == "convolution" for use in kernels.top):
             advice.append("the layout that tensor cores prefer")

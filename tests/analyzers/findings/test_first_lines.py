@@ -431,12 +431,16 @@ def test_iterations_whose_last_copy_is_late_begin_where_the_recording_does(tmp_p
 
 @pytest.mark.parametrize(
     ("name", "advised"),
-    [("Cijk_Alik_Bljk_BBS_BH_Bias_MT128x128", False), ("Cijk_Alik_Bljk_SB_MT128x64", True)],
+    [
+        ("Cijk_Alik_Bljk_BBS_BH_Bias_MT128x128", False),
+        ("Cijk_Alik_Bljk_SB_MT128x64", True),
+        ("fused_moe_kernel", False),
+    ],
 )
 def test_mixed_precision_is_no_advice_to_who_has_it(
     tmp_path: Path, name: str, advised: bool
 ) -> None:
-    """By the precision that a product's name says, where it says nothing of tensor cores."""
+    """By the precision that a product's name says; nothing is advised where it says none."""
     run = Run()
     for _ in range(20):
         run.kernel(500 * US, name)
