@@ -384,6 +384,8 @@ def find_host_lanes(
             if turns is not None:
                 steps = replace(steps, start=turns[2], end=steps.end[turns[1]])
         data = _waits_of(process, waits, steps.threads if steps else None)
+        if steps is None and data is not None and len(data) < _FEWEST_WAITS:
+            continue
         times = [some for some in (steps, data) if some is not None]
         first, last = min(int(t.start[0]) for t in times), max(int(t.end[-1]) for t in times)
         if window is not None:
@@ -402,9 +404,10 @@ def find_host_lanes(
         assert trace.no_gpu is not None
         why, remedy = trace.no_gpu
         message = (
-            f"no GPU activity ({why}), and neither steps nor waits for data; {remedy}; without a "
-            "GPU, `import gputrace`, call gputrace.step() at the end of each step, wrap what makes "
-            "its batches in `with gputrace.annotate('data'):`, and record again"
+            f"no GPU activity ({why}), and neither steps nor waits for data, with other work "
+            f"between; {remedy}; without a GPU, `import gputrace`, call gputrace.step() at the end "
+            "of each step, wrap what makes its batches in `with gputrace.annotate('data'):`, and "
+            "record again"
         )
         raise InputError(trace.path, message)
     warmup = max((count_warmup(w.lengths) for w in windows.values()), default=0)
@@ -431,6 +434,8 @@ def _lanes_without_marks(trace: Trace, window: Window | None) -> Iterator[HostLa
             yield HostLane(HostRank(rank), span, None)
 
 
+_FEWEST_WAITS: Final = 2
+"""Waits for data between which something else was recorded of a program that marks no step."""
 _FEWEST_BATCHES: Final = 10
 """Batches of a loader, in a program that marks no step, from which they are iterations."""
 _FROM_SECOND: Final = " (step 0 is the program's second)"

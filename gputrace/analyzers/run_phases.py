@@ -294,6 +294,9 @@ _LOADS: Final = (
     r"cu(Library|Module)(Load|Get|Unload)|cuKernelGet(Function|Library)|cudaLibraryLoad"
     r"|hipModuleLoad|(cuda|hip)(SetDevice|StreamCreate|DeviceGetStreamPriorityRange)"
 )
+_ENTRY_POINT: Final = r"(cu|cuda|hip)GetProcAddress"
+_ENTRY_POINTS: Final = 100
+"""Look-ups of the driver's functions in a gap from which a library starts in it."""
 _COMPILES: Final = r"cuLink|nvrtc"
 _COMPILE_RANGE: Final = (
     r"(?i)compil(?!ed)|inductor(?!.*call)|dynamo(?!.*cache)|nvrtc"
@@ -447,13 +450,19 @@ def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
     gaps = view.lane.timeline.gaps
     compiles = gaps.select(np.isin(gaps.end, compiled) & (gaps.lengths >= _COMPILING_NS))
 
+    wanted = [id for id, name in names.items() if re.match(_ENTRY_POINT, name)]
+    looked_up = [calls.start[part][is_among(calls.name[part], wanted)] for part in threads]
+    edges = np.searchsorted(np.sort(np.concatenate(looked_up)), (gaps.start, gaps.end))
+    libraries = gaps.select(edges[1] - edges[0] >= _ENTRY_POINTS)
+
     captures = view.once(_captures)
     captures = captures[[any(p.start <= at < p.stop for p in threads) for at in captures[:, 0]]]
     return {
         "graph_capture": union(calls.start[captures[:, 0]], calls.end[captures[:, 1]]),
         "compilation": merge_touching(called(_COMPILES), compiles),
-        "module_loading": merge_touching(
-            called(_LOADS), union(calls.start[launches], calls.end[launches])
+        "module_loading": reduce(
+            merge_touching,
+            (called(_LOADS), union(calls.start[launches], calls.end[launches]), libraries),
         ),
         "allocation": spans(lambda part: calls.sort[part] == Call.ALLOC),
         "freeing": called(_FREES),

@@ -26,14 +26,17 @@ _UNEXPLAINED: Final = ("other_idle_ns", "total_ns")
 """Time that no finding explains where a recorder causes it itself, and all time."""
 _FEWEST_KERNELS: Final = 10
 _SHORTEST_NS: Final = 1_000_000
-"""Kernels, and nanoseconds, below both of which a recording without steps is too short to judge."""
+"""Kernels, and nanoseconds, below both of which a recording without steps is too short to judge,
+unless the host was recorded for much longer.
+"""
 
 
 def too_short(analysis: Analysis) -> str:
     """Return how little was recorded, ``one kernel, 50.0 µs``; empty if it is enough to judge."""
     kernels = sum(gpu.kernels for gpu in analysis.gpus)
     is_little = 0 < kernels < _FEWEST_KERNELS and analysis.span_ns < _SHORTEST_NS
-    if not is_little or any(row.steps for row in analysis.breakdown):
+    is_known = any(finding.id == "low-utilization" for finding in analysis.findings)
+    if not is_little or is_known or any(row.steps for row in analysis.breakdown):
         return ""
     count = "one kernel" if kernels == 1 else f"{kernels} kernels"
     return f"{count}, {format_ns(analysis.span_ns)}"

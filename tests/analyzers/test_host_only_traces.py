@@ -564,7 +564,11 @@ def test_the_reason_for_no_gpu_activity_is_told(
     assert told in words_of(finding)
 
 
-def test_neither_steps_nor_waits_is_an_error(made: Made) -> None:
+@pytest.mark.parametrize("waits", [0, 1])
+def test_neither_steps_nor_waits_with_work_between_is_an_error(made: Made, waits: int) -> None:
+    """One wait would be all of the time that is known."""
     made.process(1, 0)
+    for _ in range(waits):
+        made.wait(1, 2)
     with pytest.raises(InputError, match="neither steps nor waits for data"):
         made.report()

@@ -150,9 +150,11 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
 
 
 _WAIT_LESS: Final = (
-    "make the ranks arrive at the same time (none is always last): hosts that launch sooner, "
+    "make the ranks arrive at the same time ({who} last): hosts that launch sooner, "
     "batches of equal size, loaders without stalls; sending less gains little"
 )
+_ALWAYS_LAST: Final = 0.9
+"""Share of the waiting that must be for one rank to say that this one comes last."""
 
 
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
@@ -182,7 +184,9 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
         severity,
         cost,
         f"communication not hidden by compute takes {facts.of_step(cost)}",
-        _WAIT_LESS if known and 2 * wait > cost else unseen + _less(facts, role),
+        _WAIT_LESS.format(who=_who_is_last(facts))
+        if known and 2 * wait > cost
+        else unseen + _less(facts, role),
         {
             "share": round(share, 4),
             "communication_ns": facts.mean("communication"),
@@ -193,6 +197,16 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
         },
         [f"most of it is in {_ROLE_NAMES[role]}" if role else "", waiting],
     )
+
+
+def _who_is_last(facts: Facts) -> str:
+    """Return the rank that others wait for where none is known to be late, as advice calls it."""
+    waited: Counter[int] = Counter()
+    for row in facts.ledger.of("uneven-arrival"):
+        waited[row.rank] += row.ns
+    (rank, longest), *_ = waited.most_common(1)
+    is_one = longest >= _ALWAYS_LAST * waited.total()
+    return f"rank {rank} comes" if is_one else "none is always"
 
 
 _COSTLIEST_ROLE_SHARE: Final = 0.5

@@ -713,6 +713,45 @@ def test_a_cause_on_some_ranks_says_what_the_others_lose_to_it(tmp_path: Path) -
     assert any("the GPU of rank 0 loses" in detail for detail in found.details)
 
 
+@pytest.mark.parametrize("turns", [(1, 1, 1), (1, 0, 1)])
+def test_a_rank_that_always_comes_last_is_named(tmp_path: Path, turns: tuple[int, ...]) -> None:
+    """In too few collectives to call it late."""
+    run = Run(pid=100)
+    both = run, Run(run.export, pid=101, device=1)
+    for index, last in enumerate(turns):
+        for rank, one in enumerate(both):
+            one.kernel(500 * US, "void at::native::op")
+            if rank == last:
+                one.kernel(3 * MS, f"void at::native::more_{index}")
+        end = max(one.gpu_free[one.device] for one in both) + 100 * US
+        for one in both:
+            start = max(one.now, one.gpu_free[one.device])
+            one.kernel(end - start, "ncclDevKernel_AllReduce_Sum_f32")
+    advice = finding_of(analyze(run, tmp_path), "communication-exposed").advice
+    assert ("rank 1 comes last" if all(turns) else "none is always last") in advice
+
+
+def test_a_library_that_starts_is_start_up(tmp_path: Path) -> None:
+    """It looks up the driver's functions, and makes no long call."""
+    run = Run()
+    run.kernel(MS, "fill")
+    run.synchronize()
+    for _ in range(120):
+        run.allocate(US, "cuGetProcAddress_v2")
+    run.wait(10 * MS)
+    run.kernel(MS, "product")
+    name, message = first(run, tmp_path)
+    assert name == "warmup"
+    assert "start-up work, done once" in message
+
+
+def test_a_short_recording_of_a_host_that_took_long_is_judged(tmp_path: Path) -> None:
+    run = Run()
+    run.allocate(200 * MS, "cudaHostAlloc")
+    run.kernels(3, "add")
+    assert "Almost nothing runs on the GPUs" in repr(analyze(run, tmp_path))
+
+
 def test_no_warmup_is_called_excluded_where_the_whole_span_is_measured(tmp_path: Path) -> None:
     """Iterations of a solver: the first of them load code, and none is left out."""
     run = Run()
