@@ -296,7 +296,7 @@ _LOADS: Final = (
 )
 _ENTRY_POINT: Final = r"(cu|cuda|hip)GetProcAddress"
 _ENTRY_POINTS: Final = 100
-"""Look-ups of the driver's functions in a gap from which a library starts in it."""
+"""Look-ups of the driver's functions in a gap from which the rest of it is a library's start."""
 _COMPILES: Final = r"cuLink|nvrtc"
 _COMPILE_RANGE: Final = (
     r"(?i)compil(?!ed)|inductor(?!.*call)|dynamo(?!.*cache)|nvrtc"
@@ -451,9 +451,11 @@ def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
     compiles = gaps.select(np.isin(gaps.end, compiled) & (gaps.lengths >= _COMPILING_NS))
 
     wanted = [id for id, name in names.items() if re.match(_ENTRY_POINT, name)]
-    looked_up = [calls.start[part][is_among(calls.name[part], wanted)] for part in threads]
-    edges = np.searchsorted(np.sort(np.concatenate(looked_up)), (gaps.start, gaps.end))
-    libraries = gaps.select(edges[1] - edges[0] >= _ENTRY_POINTS)
+    parts = [calls.start[part][is_among(calls.name[part], wanted)] for part in threads]
+    looked_up = np.sort(np.concatenate(parts))
+    edges = np.searchsorted(looked_up, (gaps.start, gaps.end))
+    starts = edges[1] - edges[0] >= _ENTRY_POINTS
+    libraries = union(looked_up[edges[0][starts]], gaps.end[starts])
 
     captures = view.once(_captures)
     captures = captures[[any(p.start <= at < p.stop for p in threads) for at in captures[:, 0]]]

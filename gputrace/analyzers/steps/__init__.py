@@ -167,7 +167,20 @@ def _of_rank(
     marked = choose_marks(trace, gpus, [*read_passes(trace)], calls, ranges, training=True)
     if marked is None:
         marked = choose_marks(trace, gpus, marks, calls, ranges, training=False)
-    return find_turns(trace, gpus, calls, ranges, inferred) if marked is None else marked
+    if marked is not None:
+        return marked
+    turns = find_turns(trace, gpus, calls, ranges, inferred)
+    if turns is not None and turns.kind != "iterations":
+        return turns
+    unnamed = [] if calls is None else read_marks(trace, named=False)
+    outer = choose_marks(trace, gpus, unnamed, calls, ranges, training=False)
+    if outer is None or len(outer) < _FEWEST_UNNAMED:
+        return turns
+    return turns if turns is not None and len(turns) <= len(outer) else outer
+
+
+_FEWEST_UNNAMED: Final = 10
+"""Ranges of any name that hold the GPU's work one after another, from which they are iterations."""
 
 
 def find_input_copies(trace: Trace, operations: GpuOperations) -> Rows:

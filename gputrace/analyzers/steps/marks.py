@@ -57,6 +57,11 @@ _PASS: Final = (
 part of a turn."""
 _NAMED: Final = f"{_TURN}|{_TRAIN}|{_PASS}|(?i:warm)"
 _NOT_TURN: Final = r"(?i)optim|micro|(?<![a-z])(load|data(loader)?|get|next|fetch)(?![a-z])"
+_PART: Final = (
+    r"(?i)layer|block|module|expert|head|stage|::|forward|fwd|backward|bwd|optim|micro|epoch|fold"
+    r"|copy|memcpy|sync|alloc|init|nccl|mpi|(?<![a-z])(load|data(loader)?|get|next|fetch)(?![a-z])"
+)
+"""Names of parts of a turn, or of several turns."""
 _LAYER: Final = r"(?i)layer|block|module|expert|head|stage|::"
 _HALF: Final = r"(?i)forward|fwd", r"(?i)backward|bwd"
 _WARMUP: Final = r"(?i)^(?!.*(learning|lr|sched)).*warm[-_ ]?(ing[-_ ]?)?up"
@@ -143,8 +148,9 @@ class Marks(Struct, frozen=True, dict=True):
 _COLUMNS: Final = "start", "end", "name", "process", "thread", "correlation"
 
 
-def read_marks(trace: Trace) -> list[Marks]:
-    """All families of ranges that may be turns of a loop: markers first, then NVTX ranges.
+def read_marks(trace: Trace, *, named: bool = True) -> list[Marks]:
+    """All families of ranges that may be turns of a loop: markers first, then NVTX ranges, by their
+    names; or without ``named``, all but those that are called as parts of a turn.
 
     Those that lie in ranges named as warm-up are left out.
     """
@@ -153,11 +159,17 @@ def read_marks(trace: Trace) -> list[Marks]:
         events = trace.events([kind], _COLUMNS)
         ids = distinct_ids(events.name)
         marked = kind == Kind.STEP
-        text = trace.names(ids) if marked else trace.search(ids, _NAMED)
+        text = trace.search(ids, _NAMED) if named and not marked else trace.names(ids)
         families = {id: re.sub(r"\d+", "#", name) for id, name in text.items()}
         kinds = {name: kind_of_ranges(name) for name in set(families.values())}
         if marked:
             kinds = {name: kind or "training" for name, kind in kinds.items()}
+        elif not named:
+            is_part = {name: re.search(_PART, name) is not None for name in kinds}
+            kinds = {
+                name: kind if kind == "warmup" else "" if is_part[name] else "iterations"
+                for name, kind in kinds.items()
+            }
         events = events.select(np.isin(events.name, [id for id in families if kinds[families[id]]]))
         for process in distinct_ids(events.process).tolist():
             mine = events.select(events.process == process)

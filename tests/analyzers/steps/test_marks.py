@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Final
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gputrace.analyzers.steps.marks import Marks, read_marks
 from gputrace.model.events import Kind
+from tests.helpers.handmade import US, Run, analyze
 from tests.helpers.memory_traces import MemoryTrace, Row
 
 NAMES: Final = ("step 1", "step 2", "batch 1", "batch 2", "train 1", "train 2", "iteration")
@@ -85,3 +88,34 @@ def test_what_another_process_has_earlier_names_of_changes_no_order() -> None:
     second = [(Kind.STEP, 1, 1, name) for name in (2, 2, 2, 1, 1, 1)]
     found = marks_of(rows(first + second), names, 1)
     assert [marks.name for marks in found] == ["train", "step #"]
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "found"),
+    [
+        ("test", 20, 20),
+        ("token_{turn}_processing", 12, 12),
+        ("token_{turn}_processing", 6, 48),
+        ("encoder_layer_{turn}", 20, 160),
+        ("fold_{turn}", 20, 160),
+    ],
+)
+def test_ranges_of_any_name_that_hold_the_work_are_iterations(
+    tmp_path: Path, name: str, count: int, found: int
+) -> None:
+    """Ten and more, unless they are called parts of a turn; else what repeats eight times in each
+    is one.
+    """
+    run = Run()
+    for turn in range(count):
+        start = run.now
+        for part in range(8):
+            begin = run.now
+            run.kernel(50 * US, "first")
+            run.kernel(50 * US, "second")
+            run.synchronize()
+            run.range(begin + 1, run.now - 1, f"layer_{part}_of_{turn}")
+        run.range(start, run.now, name.format(turn=turn))
+    steps = analyze(run, tmp_path).steps
+    assert steps.kind == "iterations"
+    assert abs(steps.count - found) <= 1
