@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gputrace.api import Report
 from tests.helpers.exports import STEP, global_id
 from tests.helpers.handmade import MS, Run, analyze, train
@@ -72,6 +74,24 @@ def test_other_work_of_the_host_names_its_line_too(tmp_path: Path) -> None:
         run.synchronize()
     report = analyze(run, tmp_path)
     assert "while the host does other work at train.py:70 log" in message(report, "host-work")
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_line_that_calls_a_library_s_loop_names_the_library_s_frame(
+    tmp_path: Path, others: int
+) -> None:
+    """As all of the thread's samples are at it, it tells nothing of the host's work."""
+    run = Run()
+    for _ in range(10):
+        train(run, 1)
+        run.model(2)
+        run.wait_at(*["/home/me/train.py:47 main"] * 3, inner="/lib/trainer.py:310 count")
+        run.kernel(MS, "late")
+        run.synchronize()
+    run.wait_at(*["/home/me/train.py:12 read"] * 9 * others)
+    told = message(analyze(run, tmp_path), "host-work")
+    where = "train.py:47 main" if others else "trainer.py:310 count, called from train.py:47 main"
+    assert f"while the host does other work at {where}" in told
 
 
 def test_as_much_of_a_path_is_shown_as_tells_files_apart(tmp_path: Path) -> None:

@@ -137,12 +137,15 @@ class Run:
         values = {"eventType": PUSH_POP_RANGE, "globalTid": thread, "domainId": 0}
         self.export.add(NVTX, start=start, end=end, text=text, **values)
 
-    def wait_at(self, *lines: str, thread: int = 0) -> None:
-        """The host spends 1 ms at each line, and a sample in its middle says so."""
+    def wait_at(self, *lines: str, thread: int = 0, inner: str = "") -> None:
+        """The host spends 1 ms at each line, and a sample in its middle says so, and in which frame
+        of a library that the line calls.
+        """
         for line in lines:
             name = self.export.string(line)
             who = global_id(self._pid, thread=thread or self._thread)
-            values = {"globalTid": who, "nameId": name, "innerNameId": name}
+            inside = self.export.string(inner or line)
+            values = {"globalTid": who, "nameId": name, "innerNameId": inside}
             self.export.add(SAMPLE, start=self.now + MS // 2, **values)
             self.wait(MS)
 

@@ -47,6 +47,8 @@ AT_EDGES: Final = "before or after its work"
 _FEWEST_SAMPLES: Final = 5
 _NAMED_LINE_SHARE: Final = 0.5
 """Minimum number of samples, and share that a line or its function must have to be named."""
+_LOOP_SHARE: Final = 0.9
+"""Share of all samples of a thread at a line from which it calls a loop."""
 _ROLE_CAUSES: Final = {"pipeline": "pipeline-bubble", "expert": "expert-imbalance"}
 """Causes of waiting that lie in how work is divided, by the role of the group."""
 _ONLY_LATE: Final = (
@@ -389,14 +391,21 @@ def _by_thread(
 def _line_of(view: GpuShardView, thread: tuple[int, int], time: Intervals) -> SampledLine | None:
     """Return the line, or the most sampled line of the function, at which most samples of a thread
     met it in some time; None if none has most of them, or there are few.
+
+    If nearly all samples are at that line, it calls a library's loop: the library's frame is named.
     """
     lines = view.once(read_python_lines)
     teller = None if lines is None else lines.teller(thread)
     if lines is None or teller is None:
         return None
     place = lines.place({teller: lines.within(teller, time)}, _NAMED_LINE_SHARE)
-    enough = place is not None and place.samples >= _FEWEST_SAMPLES
-    return place if enough and place is not None and place.share >= _NAMED_LINE_SHARE else None
+    if place is None or place.samples < _FEWEST_SAMPLES or place.share < _NAMED_LINE_SHARE:
+        return None
+    whole = lines.place({teller: np.arange(len(lines.times[teller]))})
+    is_loop = whole is not None and whole.line == place.line and whole.share >= _LOOP_SHARE
+    if not is_loop or place.frame is None:
+        return place
+    return replace(place, line=f"{place.frame}, called from {place.line}")
 
 
 def _waits_by_culprit(
