@@ -127,6 +127,9 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
     if not saving or saving < _PAGEABLE_SHARE * total:
         return
     count, share = facts.turns, saving / total
+    back_ns = _copied_back(facts)
+    back = f"as many bytes come back to the host, for another {format_ns(back_ns // count)}"
+    keep = "keep the data on the GPU between its kernels, or else " if back_ns else ""
     rate = pageable.bytes / max(pageable.copy_ns, 1)
     pinned = pageable.pinned_rate
     instead = f" instead of {pinned / 1e9:.1f} GB/s from pinned memory" if pinned else ""
@@ -135,8 +138,8 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
         severity_of(share) or "low",
         saving // count,
         f"copies from pageable instead of pinned memory cost {facts.of_step(saving // count)}",
-        f"copy from pinned memory ({_PINNED.get(facts.framework, 'cudaHostAlloc')}): it is faster, "
-        "the host need not wait, and copies can run beside kernels",
+        f"{keep}copy from pinned memory ({_PINNED.get(facts.framework, 'cudaHostAlloc')}): it is "
+        "faster, the host need not wait, and copies can run beside kernels",
         {
             "copies": pageable.copies,
             "bytes": pageable.bytes,
@@ -145,8 +148,30 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
             "pinned_bandwidth": None if pinned is None else round(pinned),
             "share": round(share, 4),
         },
-        [f"they run at {rate:.1f} GB/s{instead}", facts.host_is_at("h2d-pageable")],
+        [
+            f"they run at {rate:.1f} GB/s{instead}",
+            back if back_ns else "",
+            facts.host_is_at("h2d-pageable"),
+        ],
     )
+
+
+_FEWEST_ROUND_TRIPS: Final = 5
+_SAME_BYTES: Final = 0.9
+"""Copies to the GPU and back from which their bytes are compared; and the ratio of their bytes from
+which the same data goes back and forth.
+"""
+
+
+def _copied_back(facts: Facts) -> int:
+    """Return how long copies to the host take that bring back what copies to the GPU sent, as
+    around each kernel of a program that keeps nothing on the GPU; 0 without.
+    """
+    there, back = ([use for use in facts.copies if use.kind == kind] for kind in ("h2d", "d2h"))
+    sizes = sorted(sum(use.bytes for use in uses) for uses in (there, back))
+    counts = [sum(use.count for use in uses) for uses in (there, back)]
+    is_same = min(counts) >= _FEWEST_ROUND_TRIPS and sizes[0] >= _SAME_BYTES * sizes[1]
+    return sum(use.total_ns for use in back) if is_same else 0
 
 
 _WAIT_LESS: Final = (

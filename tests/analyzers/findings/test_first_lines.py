@@ -9,7 +9,7 @@ import pytest
 import gputrace
 from tests.helpers import kineto
 from tests.helpers.exports import MEMCPY, RUNTIME, UNIFIED_D2H, UNIFIED_H2D, global_id
-from tests.helpers.handmade import MS, US, Run, analyze, ids
+from tests.helpers.handmade import BATCH_BYTES, MS, US, Run, analyze, ids
 from tests.helpers.lookups import finding_of
 from tests.helpers.sentences import words_of
 
@@ -729,6 +729,23 @@ def test_a_rank_that_always_comes_last_is_named(tmp_path: Path, turns: tuple[int
             one.kernel(end - start, "ncclDevKernel_AllReduce_Sum_f32")
     advice = finding_of(analyze(run, tmp_path), "communication-exposed").advice
     assert ("rank 1 comes last" if all(turns) else "none is always last") in advice
+
+
+@pytest.mark.parametrize(("turns", "part"), [(6, 1.0), (6, 0.5), (2, 1.0)])
+def test_data_that_goes_back_and_forth_should_stay_on_the_gpu(
+    tmp_path: Path, turns: int, part: float
+) -> None:
+    """Around each kernel, as with OpenMP's target regions without one for data."""
+    run = Run()
+    for _ in range(turns):
+        run.input_copy(round(BATCH_BYTES / part), 8 * MS, pageable=True)
+        run.kernel(MS, "solve")
+        run.copy(7 * MS, to_host=True)
+        run.synchronize()
+    found = finding_of(analyze(run, tmp_path), "h2d-pageable")
+    stays = (turns, part) == (6, 1.0)
+    assert ("keep the data on the GPU between its kernels" in found.advice) == stays
+    assert ("as many bytes come back to the host" in words_of(found)) == stays
 
 
 def test_a_library_that_starts_is_start_up(tmp_path: Path) -> None:
