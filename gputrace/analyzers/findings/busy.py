@@ -554,8 +554,8 @@ def _how_to_compute_less(facts: Facts) -> str:
     advice = []
     products = () if kernels is None else kernels.products
     wide = sum(p.total_ns for p in products if p.precision in _WIDE and p.tensor_cores != "yes")
-    known = 0 if kernels is None else sum(family.total_ns for family in kernels.families)
-    unknown = 0 if kernels is None else max(kernels.total_ns - known, 0)
+    known = sum(family.total_ns for family in kernels.families) if kernels is not None else 0
+    unknown = max(sum(row.of("compute") for row in facts.rows) - known, 0)
     if wide >= _WIDE_PART * (sum(product.total_ns for product in products) + unknown):
         advice.append("mixed precision")
         if kernels is None or any(use.family == "convolution" for use in kernels.top):
