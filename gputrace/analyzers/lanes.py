@@ -404,7 +404,7 @@ def find_host_lanes(
         assert trace.no_gpu is not None
         why, remedy = trace.no_gpu
         message = (
-            f"no GPU activity ({why}), and neither steps nor waits for data, with other work "
+            f"no GPU activity ({why}), and neither steps nor waits for data with other work "
             f"between; {remedy}; without a GPU, `import gputrace`, call gputrace.step() at the end "
             "of each step, wrap what makes its batches in `with gputrace.annotate('data'):`, and "
             "record again"

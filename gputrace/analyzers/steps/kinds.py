@@ -378,9 +378,15 @@ _LOOP_KERNELS_PART: Final = 0.6
 
 
 def infer_iterations(operations: GpuOperations, grams: int = 1) -> StepWindows | None:
-    """Find the outermost loop in the stream of kernels."""
-    kernels = np.flatnonzero(is_among(operations.events.kind, (Kind.KERNEL, Kind.GRAPH)))
-    loop = find_loop(operations.events.name[kernels], grams)
+    """Find the outermost loop in the stream of kernels; of one kernel, by what is between."""
+    is_kernel = is_among(operations.events.kind, (Kind.KERNEL, Kind.GRAPH))
+    kernels = np.flatnonzero(is_kernel)
+    names = operations.events.name[kernels]
+    if len(kernels) >= _LEAST_REPEATS and (names == names[0]).all():
+        kinds = np.where(is_kernel, Kind.KERNEL, operations.events.kind).astype(np.intp)
+        likeness = _likeness(kinds, kernels, int(kinds.max()) + 1) if _is_even(kernels) else 0.0
+        return _repeat_windows(operations, kernels, likeness) if likeness >= ALIKE_COSINE else None
+    loop = find_loop(names, grams)
     return None if loop is None else _repeat_windows(operations, kernels[loop[0]], loop[1])
 
 

@@ -748,6 +748,22 @@ def test_data_that_goes_back_and_forth_should_stay_on_the_gpu(
     assert ("as many bytes come back to the host" in words_of(found)) == stays
 
 
+@pytest.mark.parametrize(("copies", "found"), [(2, 12), (0, 0)])
+def test_one_kernel_repeats_with_the_copies_around_it(
+    tmp_path: Path, copies: int, found: int
+) -> None:
+    run = Run()
+    for _ in range(12):
+        for _ in range(copies):
+            run.input_copy(length=MS)
+        run.kernel(MS, "solve")
+        if copies:
+            run.copy(MS, to_host=True)
+        run.synchronize()
+    steps = analyze(run, tmp_path).steps
+    assert steps.count == found
+
+
 def test_a_library_that_starts_is_start_up(tmp_path: Path) -> None:
     """It looks up the driver's functions, and makes no long call."""
     run = Run()
