@@ -231,7 +231,7 @@ class Shard:
         calls: calls of all host threads, once they are read; None if there are none.
         lanes: those of GPUs with anything in the window, once they are built.
         index_of, lane_index_of: index of each GPU in these.
-        kept: values that analyzers keep of GPUs, by GPU and name.
+        kept: values that analyzers keep of GPUs, by GPU and name or function.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class Shard:
         self._ran: list[GpuSummary] = []
         self.index_of: dict[AnyGpu, int] = {}
         self.lane_index_of: dict[AnyGpu, int] = {}
-        self.kept: dict[tuple[AnyGpu, str], Any] = {}
+        self.kept: dict[tuple[AnyGpu, Any], Any] = {}
         self._once: dict[Callable[[Shard], Any], Any] = {}
 
     def read(self) -> list[GpuSummary]:
@@ -363,6 +363,14 @@ class GpuShardView:
     def kept(self, name: str) -> Any:
         """Return what was stored for this GPU under a name."""
         return self._shard.kept[self._gpu, name]
+
+    def once_here(self, work: Callable[[GpuShardView], _Result]) -> _Result:
+        """Return a function's result for this GPU, computed once; small, as it stays in memory."""
+        kept, key = self._shard.kept, (self._gpu, work)
+        if key not in kept:
+            kept[key] = work(self)
+        result: _Result = kept[key]
+        return result
 
     @property
     def operations(self) -> GpuOperations:

@@ -67,6 +67,11 @@ class GpuOperations(Struct, frozen=True, dict=True):
         return Window(int(self.start[0]), int(self.reach[-1]))
 
     @cached_property
+    def kernel_names(self) -> NDArray[np.int64]:
+        """Distinct ids of the names of kernels, in order."""
+        return distinct_ids(self.events.name[self.events.kind == Kind.KERNEL])
+
+    @cached_property
     def reach(self) -> Times:
         """Moments at which each operation and all before it had ended."""
         return np.maximum.accumulate(self.events.end)
@@ -131,7 +136,7 @@ class GpuSummary(Struct, frozen=True, dict=True):
             frozenset(map(Kind, distinct_ids(kinds).tolist())),
             bool((classes == OperationClass.COMMUNICATION).any()),
             distinct_ids(names),
-            distinct_ids(names[kernels]),
+            operations.kernel_names,
             distinct_ids(names[kernels & (classes == OperationClass.COMPUTE)]),
         )
 

@@ -40,14 +40,17 @@ def launched_again(names: NDArray[Any], threads: NDArray[Any], first: int) -> Ma
     others = int(np.count_nonzero(is_other))
     if len(names) < _IN_A_ROW or others < _LEAST_SHARE * len(names):
         return again
-    parts = sliding_window_view(names.astype(np.uint64), _IN_A_ROW)
-    keys = (parts * _FACTORS).sum(axis=1).view(np.int64)
-    in_order = np.sort(parts, axis=1)
-    distinct = (in_order[:, 1:] != in_order[:, :-1]).sum(axis=1) + 1
-    known = (distinct >= _DISTINCT) & (threads[: len(parts)] == threads[_IN_A_ROW - 1 :])
-    forward = np.flatnonzero(known & ~is_other[: len(parts)])
-    backward = np.flatnonzero(known & is_other[: len(parts)])
+    parts = sliding_window_view(names, _IN_A_ROW)
+    numbers = names.astype(np.uint64)
+    summands = (numbers[n : n + len(parts)] * factor for n, factor in enumerate(_FACTORS))
+    keys = sum(summands, np.zeros(len(parts), np.uint64)).view(np.int64)
+    whole = threads[: len(parts)] == threads[_IN_A_ROW - 1 :]
+    forward = np.flatnonzero(whole & ~is_other[: len(parts)])
+    backward = np.flatnonzero(whole & is_other[: len(parts)])
     met = backward[is_among(keys[backward], keys[forward])]
+    in_order = np.sort(parts[met], axis=1)
+    distinct = (in_order[:, 1:] != in_order[:, :-1]).sum(axis=1) + 1
+    met = met[distinct >= _DISTINCT]
     for n in range(_IN_A_ROW):
         again[met + n] = True
     return again if np.count_nonzero(again) <= _MOST_SHARE * others else np.zeros_like(again)

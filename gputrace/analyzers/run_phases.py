@@ -20,7 +20,7 @@ from gputrace.analyzers.lanes import AnyLane, AnyLaneSummary, Lane, LaneSummary
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps import BlockedSteps, FoundSteps, find_blocked_steps
 from gputrace.analyzers.steps.windows import Interlude, StepWindows
-from gputrace.model.events import Kind, Mask, distinct_ids, is_among
+from gputrace.model.events import IdLookup, Kind, Mask, distinct_ids, is_among
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Phase, Step
 from gputrace.model.struct import Struct
@@ -438,9 +438,11 @@ def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
     inside = [union(calls.start[part], calls.end[part], is_sorted=True) for part in issuing]
 
     # A launch waits, too, where the GPU's queue is full: code is loaded at a kernel's first.
-    events = view.operations.events.having("start", "kind", "name", "process", "correlation")
-    events = events.select(events.kind == Kind.KERNEL)
-    firsts = events.select(np.unique(events.name, return_index=True)[1])
+    events = view.operations.events
+    kernels = np.flatnonzero(events.kind == Kind.KERNEL)
+    names_of = events.name[kernels]
+    first = IdLookup(names_of, kernels).rows(distinct_ids(names_of))
+    firsts = events.having("start", "name", "process", "correlation").select(first)
     launches = calls.issued_by(firsts)
     launches = launches[launches != NOBODY]
     launches = launches[calls.end[launches] - calls.start[launches] > _LONG_LAUNCH_NS]

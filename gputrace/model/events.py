@@ -287,10 +287,9 @@ def is_among(ids: Column, wanted: Column | Iterable[int]) -> Mask:
     if _limits(distinct, _DENSE) is None:
         return np.asarray(distinct.take(distinct.searchsorted(ids), mode="clip") == ids)
     low, high = int(distinct[0]), int(distinct[-1])
-    known = np.zeros(high - low + 1, np.bool_)
-    known[distinct - low] = True
-    positions = np.subtract(ids, low, dtype=np.int64)
-    return np.asarray(known.take(positions, mode="clip") & (ids >= low) & (ids <= high))
+    known = np.zeros(high - low + 1, np.int32)
+    known[distinct - low] = 1
+    return np.asarray(_look_up(ids, low, known) > 0)
 
 
 def number_ids(ids: Column) -> tuple[NDArray[np.int64], NDArray[np.signedinteger[Any]]]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.model.events import (
+    COLUMN_TYPES,
     UNKNOWN,
     Events,
     Kind,
@@ -23,6 +24,7 @@ from gputrace.model.events import (
     order_by_group,
 )
 from gputrace.model.trace import Quality
+from gputrace.native import address, library
 
 CHECKED: Final = ("start", "end", "kind", "process", "device", "stream", "correlation")
 """Columns of the operations to check."""
@@ -72,9 +74,13 @@ def find_possible(
     group = group.astype(np.int32, copy=False)
     if len(pairs) > 1:
         group = pair.astype(np.int32, copy=False) * np.int32(len(streams)) + group
-    order, _ = order_by_group(group, len(streams) * len(pairs), operations.start)
+    groups, paused = len(streams) * len(pairs), _before_pause(operations, launched)
+    if not len(paused) and _are_in_order(operations, group, groups):
+        return None
+    order, edges = order_by_group(group, groups, operations.start)
+    stream = np.repeat(np.arange(groups, dtype=np.int32), np.diff(edges))
     columns = (operations.start, operations.end, operations.correlation)
-    rows = _Rows(order, group.take(order), *(column.take(order) for column in columns))
+    rows = _Rows(order, stream, *(column.take(order) for column in columns))
     length = operations.end - operations.start
     too_long: Mask = length > _LONGEST
     if too_long.any():
@@ -83,7 +89,7 @@ def find_possible(
         too_long &= length > span
     overlapping, early = np.zeros((2, len(operations)), np.bool_)
     overlapping[_overlapping(operations, rows)] = True
-    suspects = distinct_ids(np.concatenate((_suspects(rows), _before_pause(operations, launched))))
+    suspects = distinct_ids(np.concatenate((_suspects(rows), paused)))
     if len(suspects):
         begun = launched(operations.select(suspects))
         early[suspects[(begun != UNKNOWN) & (operations.start[suspects] < begun - _EARLY)]] = True
@@ -101,6 +107,23 @@ def find_possible(
         elif reason == _EARLY_REASON and MISTIMED not in quality.notes:
             quality.notes.append(MISTIMED)
     return ~bad if bad.any() else None
+
+
+def _are_in_order(operations: Events, group: NDArray[np.int32], groups: int) -> bool:
+    """Return True if nothing can be wrong on any stream, by its ``group``, as of nearly all traces;
+    False where it has to be looked at, which takes several times as long.
+    """
+    if (native := library()) is None:
+        return False
+    names = ("start", "end", "correlation", "kind")
+    columns = [group, *(np.ascontiguousarray(getattr(operations, name)) for name in names)]
+    if [column.dtype for column in columns[1:]] != [COLUMN_TYPES[name] for name in names]:
+        return False
+    state = np.empty(4 * groups, np.int64)
+    limits = Kind.KERNEL, _LONGEST, _ROUNDED, address(state)
+    return bool(
+        native.gputrace_streams_in_order(*map(address, columns), len(group), groups, *limits)
+    )
 
 
 class _Rows(NamedTuple):
@@ -149,6 +172,8 @@ def _before_pause(operations: Events, launched: Callable[[Events], _Ints]) -> _I
     bins = (operations.start - operations.start.min()) // (_LONG_GAP // 2)
     used = distinct_ids(bins)
     before = used[:-1][np.diff(used) > 1]
+    if not len(before):
+        return before
     rows = np.flatnonzero(is_among(bins, before))
     rows = rows[np.lexsort((operations.start[rows], bins[rows]))]
     last = rows[np.flatnonzero(np.diff(bins[rows], append=-1))]
@@ -164,6 +189,9 @@ def _suspects(rows: _Rows) -> _Ints:
     suspects = []
     if rows.issued.min() == UNKNOWN:
         rows = _Rows(*(column[rows.issued != UNKNOWN] for column in rows))
+    falls = np.flatnonzero(rows.issued[1:] < rows.issued[:-1])
+    if (rows.stream[falls] != rows.stream[falls + 1]).all():
+        return np.empty(0, np.int64)
     least_id = int(rows.issued.min(initial=0))
     ids = min(int(rows.issued.max(initial=0)) - least_id + 1, _MOST_IDS)
     # Streams are numbered in order: later ones do not lower the least id that follows.

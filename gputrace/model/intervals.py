@@ -40,7 +40,7 @@ class Intervals(Struct, frozen=True, dict=True):
     @property
     def total(self) -> int:
         """Nanoseconds in the set."""
-        return int(self._covered[-1])
+        return int(self.lengths.sum())
 
     @cached_property
     def _memory(self) -> tuple[int, int, int, _Columns]:
@@ -55,6 +55,10 @@ class Intervals(Struct, frozen=True, dict=True):
     def _covered(self) -> Times:
         """Nanoseconds of the set before each interval, and at the end all of them."""
         covered = np.zeros(len(self) + 1, np.int64)
+        if (native := library()) is not None:
+            edges = [np.ascontiguousarray(edge, np.int64) for edge in (self.start, self.end)]
+            native.gputrace_sum_lengths(*map(address, edges), len(self), address(covered))
+            return covered
         np.subtract(self.end, self.start, out=covered[1:])
         np.cumsum(covered, out=covered)
         return covered

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
@@ -225,7 +226,7 @@ class Trace(ABC):
         self.cut: Window | None = None
         self.idle_unknown = ""
         self.attempt = 0
-        self._once: dict[Callable[..., Any], Any] = {}
+        self._once: dict[Any, Any] = {}
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -337,7 +338,7 @@ class Trace(ABC):
         The pattern must treat all digits alike: readers test names that differ only in digits
         once.
         """
-        return {id: text for id, text in self.names(ids).items() if re.search(pattern, text)}
+        return {id: text for id, text in self.names(ids).items() if contains(text, pattern)}
 
     @abstractmethod
     def device(self, process: int, device: int) -> Device:
@@ -399,6 +400,12 @@ class Trace(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@lru_cache(1 << 14)
+def contains(text: str, pattern: str) -> bool:
+    """Return whether a regular expression is found in a text; each rank asks for the same ones."""
+    return re.search(pattern, text) is not None
 
 
 DERIVED: Final = {"gpu": ("process", "device"), "rank": ("process",)}

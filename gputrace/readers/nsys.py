@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.errors import InputError
@@ -41,6 +42,7 @@ from gputrace.model.trace import (
     Progress,
     Quality,
     Session,
+    contains,
     drop_invalid_rows,
 )
 from gputrace.readers import nsys_schema as schema
@@ -72,6 +74,8 @@ def is_nsys(database: Database) -> bool:
     )
 
 
+_MOST_HELD: Final = 1 << 15
+"""Rows of a table that is read once, and not for one window after another."""
 _MOST_TEXTS: Final = 1 << 14
 """Texts that are kept; kernels and calls have thousands of names at most."""
 
@@ -151,6 +155,23 @@ class NsysTrace(SqliteTrace[schema.Table]):
     def kinds(self) -> frozenset[Kind]:
         return super().kinds | (schema.MESSAGE_KINDS if self._has_messages else frozenset())
 
+    def _kinds_of(self, table: schema.Table) -> Collection[Kind]:
+        return self._host_kinds if table.name == schema.HOST_RANGES else table.kinds
+
+    @cached_property
+    def _host_kinds(self) -> Collection[Kind]:
+        """Kinds of the host's ranges that the file has, so that nobody looks for the others.
+
+        Waits for data are always among them: with hooks, none means that there was none.
+        """
+        table = next(table for table in self._tables if table.name == schema.HOST_RANGES)
+        if not self._database.has(table.name, "kind"):
+            return table.kinds
+        query = Query(table.name, {"kind": Value.of("kind")}, {"kind": np.int64}, ())
+        numbers = distinct_ids(read_integers(self._database, query)["kind"]).tolist()
+        kind_of = schema.KIND_OF[table.name]
+        return {Kind.DATA_WAIT, *(kind_of.get(n, table.kinds[-1]) for n in numbers)}
+
     def _beside_tables(self, wanted: Selection) -> list[Events]:
         """Return NCCL's messages, where any are asked for and ranges have payloads."""
         if not wanted.kinds & schema.MESSAGE_KINDS or not self._has_messages:
@@ -167,7 +188,8 @@ class NsysTrace(SqliteTrace[schema.Table]):
         part = super().on(database)
         schema.name_tables(database)
         part._process_keys, part._zones, part._texts = dict(self._process_keys), {}, {}
-        part.__dict__.pop("_inline", None)  # It goes by row.
+        for by_row in ("_inline", "_host_kinds"):
+            part.__dict__.pop(by_row, None)
         return part
 
     def names(self, ids: Collection[int] | Column) -> dict[int, str]:
@@ -189,7 +211,7 @@ class NsysTrace(SqliteTrace[schema.Table]):
         all_ids = np.fromiter(ids, np.int64, len(ids))
         inline = (all_ids > GRAPHS) & (all_ids <= INLINE_TEXT)
         listed = self.names(all_ids[~inline])
-        matches = {id: text for id, text in listed.items() if re.search(pattern, text)}
+        matches = {id: text for id, text in listed.items() if contains(text, pattern)}
         if inline.any():
             numbers = self._inline.matching(pattern, INLINE_TEXT - all_ids[inline])
             matches |= self.names(INLINE_TEXT - numbers)
@@ -262,6 +284,23 @@ class NsysTrace(SqliteTrace[schema.Table]):
             shift = {"start": late, "end": late}
             events = Events({n: getattr(events, n) - shift.get(n, 0) for n in events.columns})
         return self._possible(events, table, quality or self.quality).having(*columns)
+
+    def _held(self, table: schema.Table, wanted: Selection) -> Events | None:
+        """Return the rows of a small table of the hosts in a window, of those read once for the
+        windows of all GPUs; None if it is large, or has rows to drop, which are counted by window.
+        """
+        key, window = (table.name, wanted.kinds, *wanted.columns), wanted.window
+        if key not in self._once:
+            first, last = self._database.row_bounds(table.name) or (0, _MOST_HELD)
+            is_small = last - first < _MOST_HELD and table.kinds[0] not in GPU_KINDS
+            quality, self._once[key] = Quality(), None
+            if is_small and {"start", "end"} <= {*wanted.columns}:
+                events = self._read_table(table, replace(wanted, window=None), None, quality)
+                self._once[key] = None if quality.dropped else events
+        held: Events | None = self._once[key]
+        if held is None or window is None:
+            return None
+        return held.select((held.start < window.end) & (held.end >= window.start))
 
     def _translate(self, table: schema.Table, column: str, raw: dict[str, Integers]) -> Column:
         """Return an event column, given the columns read."""

@@ -59,6 +59,7 @@ _ON_HOST: Final = {
 RANGE_TYPES: Final = (59, 60, 70, 71)
 """ENUM_NSYS_EVENT_TYPE: NVTX push/pop and start/end ranges, of programs and of text files."""
 MARK_TYPES: Final = (34, 65)
+HOST_RANGES: Final = "GPUTRACE_HOST_RANGE"
 _HOST_RANGES: Final = (
     *(Kind.DATA_WAIT, Kind.RANGE, Kind.COLLECTION, Kind.PHASE, Kind.LOADER),
     *(Kind.COMPILATION, Kind.MODULE, Kind.SOURCE),
@@ -117,7 +118,7 @@ TABLES: Final = (
     _of_host("PROFILER_OVERHEAD", Kind.OVERHEAD),
     # gputrace's own, in its traces and in exports that it has added to:
     _of_host("GPUTRACE_STEP", Kind.STEP, correlation="step"),
-    _of_host("GPUTRACE_HOST_RANGE", *_HOST_RANGES, kind="kind", correlation="number"),
+    _of_host(HOST_RANGES, *_HOST_RANGES, kind="kind", correlation="number"),
     _of_host(
         "GPUTRACE_PYTHON_SAMPLE",
         Kind.SAMPLE,
@@ -199,7 +200,7 @@ KIND_OF: Final[Mapping[str, Mapping[int, Kind]]] = {
     "CUPTI_ACTIVITY_KIND_MEMCPY": {
         number: Kind[f"COPY_{kind}"] for number, kind in enumerate(_COPIES.split(), 1)
     },
-    "GPUTRACE_HOST_RANGE": dict(enumerate(_HOST_RANGES, 1)),
+    HOST_RANGES: dict(enumerate(_HOST_RANGES, 1)),
     "GPUTRACE_MESSAGE": {1: Kind.MESSAGE, 2: Kind.COMMUNICATOR},
     "NVTX_EVENTS": {
         **dict.fromkeys(RANGE_TYPES, Kind.RANGE),
@@ -254,7 +255,7 @@ def _timed(database: Database, table: str, late: int) -> TimedTable | None:
     always = "0"
     if table == "GPUTRACE_API_WINDOW":
         always = "1"  # Without a row for a process, all of its calls were recorded.
-    elif table == "GPUTRACE_HOST_RANGE":
+    elif table == HOST_RANGES:
         always = "kind = 8"  # Lines of the source are recorded when they are first met.
     elif table == "GPUTRACE_MESSAGE":
         always = "ranks IS NOT NULL"  # Communicators are made before any window.

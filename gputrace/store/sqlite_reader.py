@@ -18,7 +18,7 @@ import sqlite3
 import struct
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
 from functools import cached_property
@@ -464,7 +464,11 @@ class SqliteTrace(Trace, Generic[_Table]):
 
     @property
     def kinds(self) -> frozenset[Kind]:
-        return frozenset().union(*[table.kinds for table in self._tables])
+        return frozenset().union(*map(self._kinds_of, self._tables))
+
+    def _kinds_of(self, table: _Table) -> Collection[Kind]:
+        """Return the kinds of which a table may contain rows."""
+        return table.kinds
 
     def read(
         self,
@@ -476,9 +480,14 @@ class SqliteTrace(Trace, Generic[_Table]):
         wanted = Selection(kinds, columns, window, progress)
         parts = self._beside_tables(wanted)
         for table in self._tables:
-            if not kinds.isdisjoint(table.kinds):
-                parts.append(self._read_table(table, wanted))
+            if not kinds.isdisjoint(self._kinds_of(table)):
+                held = None if window is None else self._held(table, wanted)
+                parts.append(self._read_table(table, wanted) if held is None else held)
         return concatenate(parts, columns)
+
+    def _held(self, table: _Table, wanted: Selection) -> Events | None:
+        """Return the rows of a table in a window, where the reader has them at hand."""
+        return None
 
     def _beside_tables(self, wanted: Selection) -> list[Events]:
         """Return the events that are rows of none of the tables."""

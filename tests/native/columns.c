@@ -39,7 +39,7 @@ int main(int count, char **words) {
         gputrace_subtract(start, end, mine, other_start, other_end, others, from, to);
         gputrace_merge_sets(start, end, mine, other_start, other_end, others, from, to);
         int64_t *found = column(others), *covered = column(mine + 1);
-        for (int64_t i = 0; i <= mine; i++) covered[i] = draw(1000);
+        gputrace_sum_lengths(start, end, mine, covered);
         gputrace_covered_before(start, end, covered, mine, other_start, others, found);
         gputrace_contains(start, end, mine, other_start, others, (uint8_t *)found);
         gputrace_search_sorted(start, mine, other_start, others, (int32_t)draw(2), found);
@@ -53,6 +53,10 @@ int main(int count, char **words) {
         for (int64_t i = 0; i < mine; i++) number[i] = (int32_t)draw(4) - !draw(99);
         int64_t groups = 3 + draw(2), *edges = column(groups), *falls = column(2 * groups);
         gputrace_order_by_group(number, start, mine, groups, joined, edges, falls);
+        int8_t *kind = calloc((size_t)mine + 1, 1);
+        for (int64_t i = 0; i < mine; i++) kind[i] = (int8_t)draw(2), number[i] = (int32_t)draw(groups);
+        int64_t *state = column(4 * groups), apart = draw(9);
+        gputrace_streams_in_order(number, start, end, end, kind, mine, groups, 0, draw(99), apart, state);
         int32_t width = 1 << draw(4);
         int64_t size = draw(300), low = draw(2) ? draw(200) - 100 : INT64_MIN + draw(5);
         int64_t many = mine * 8 / width;
@@ -68,7 +72,7 @@ int main(int count, char **words) {
             if (start[i] < start[i - 1]) return 1;
         free(start), free(end), free(to), free(from), free(other_start), free(other_end);
         free(found), free(covered), free(joined), free(ends), free(marks), free(table), free(entries);
-        free(group), free(rows), free(number), free(edges), free(falls);
+        free(group), free(rows), free(number), free(edges), free(falls), free(kind), free(state);
     }
     printf("%ld %ld\n", sorted, unsorted);
     return 0;

@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,7 +27,8 @@ from gputrace.model.events import (
 from gputrace.model.options import Window
 from gputrace.readers.nsys import find_zones
 from gputrace.readers.registry import open_trace
-from tests.helpers.exports import Export
+from gputrace.store.sqlite_reader import read_integers
+from tests.helpers.exports import Export, global_id
 from tests.helpers.memory_traces import rows
 
 DENSE, SPARSE = st.integers(-5, 20), st.integers(-(1 << 40), 1 << 40)
@@ -142,3 +144,48 @@ def test_a_window_reads_the_same_after_the_whole(
         trace.events([Kind.KERNEL], ["start", "end"])
         assert rows(trace.events(*of_window)) == before
     assert len(before) == touching
+
+
+def test_a_small_table_of_the_host_is_read_once_for_all_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export, columns = Export().kernel(0, 100), ("start", "end", "process")
+    for start in range(10, 90, 10):
+        export.call(start, start + 5, "cudaLaunchKernel")
+    read = Mock(wraps=read_integers)
+    monkeypatch.setattr("gputrace.readers.nsys.read_integers", read)
+    with open_trace(export.write(tmp_path / "t.sqlite")) as trace:
+        whole = trace.events([Kind.API], columns)
+        before = read.call_count
+        for window in (Window(0, 30), Window(35, 41), Window(60, 95), Window(200, 300)):
+            touching = (whole.start < window.end) & (whole.end >= window.start)
+            expected = whole.start[touching].tolist()
+            assert trace.events([Kind.API], columns, window).start.tolist() == expected
+        assert read.call_count == before + 1
+
+
+def test_rows_to_drop_are_counted_by_window(tmp_path: Path) -> None:
+    export = Export().kernel(0, 100)
+    export.call(10, 15, "cudaLaunchKernel").call(40, 35, "cudaLaunchKernel")
+    with open_trace(export.write(tmp_path / "t.sqlite")) as trace:
+        trace.events([Kind.API], ("start", "end"), Window(5, 20))
+        assert trace.quality.dropped == {}
+        trace.events([Kind.API], ("start", "end"), Window(30, 50))
+        assert trace.quality.dropped == {"end before start": 1}
+
+
+def test_ranges_of_the_host_are_of_the_kinds_that_the_file_has(tmp_path: Path) -> None:
+    export = Export().kernel(0, 100)
+    export.give("GPUTRACE_HOST_RANGE", "start", "end", "globalTid", "nameId", "kind")
+    others = {Kind.COLLECTION, Kind.PHASE, Kind.LOADER, Kind.COMPILATION, Kind.MODULE, Kind.SOURCE}
+    for number, kind in ((3, Kind.COLLECTION), (6, Kind.COMPILATION)):
+        who = {"globalTid": global_id(100, thread=1), "nameId": export.string("what")}
+        export.add("GPUTRACE_HOST_RANGE", start=1, end=2, **who, kind=number)
+        with open_trace(export.write(tmp_path / f"{number}.sqlite")) as trace:
+            assert kind in trace.kinds
+            # That a loader was never waited for is known, too.
+            assert Kind.DATA_WAIT in trace.kinds
+        others.remove(kind)
+    with open_trace(tmp_path / "6.sqlite") as trace:
+        assert trace.kinds.isdisjoint(others)
+        assert trace.events(list(others), ("start",)).start.tolist() == []

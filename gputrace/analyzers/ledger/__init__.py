@@ -22,14 +22,13 @@ from gputrace.analyzers.cuda_api_calls import (
     NOBODY,
     describe_os_call,
     longest_os_call,
-    read_host,
 )
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.ledger.causes import DEFAULTS, Cause, Host, path_of
 from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.analyzers.python_samples import SampledLine, read_python_lines
-from gputrace.model.events import UNKNOWN, Kind, distinct_ids
+from gputrace.model.events import UNKNOWN, distinct_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.options import Window
 from gputrace.model.results import Breakdown, LedgerRow
@@ -270,7 +269,7 @@ def _charge(
                 left[name] = left[name].difference(charged)
     charges |= {(DEFAULTS[name], name): times for name, times in left.items() if len(times)}
     view.keep(CHARGES, charges)
-    return None if time is None else _sum(view, time, waits, max(steps.shape[1], 1))
+    return None if time is None else _sum(host, time, waits, max(steps.shape[1], 1))
 
 
 class HostTimes(Struct, frozen=True, dict=True):
@@ -333,12 +332,12 @@ def charges_within(view: GpuShardView, starts: ArrayLike, ends: ArrayLike) -> li
     return [{cause: ns for cause, ns in Counter(dict(row)).most_common() if ns} for row in rows]
 
 
-def _sum(view: GpuShardView, time: Intervals, waits: Mapping[Any, Intervals], turns: int) -> _Sums:
+def _sum(host: Host, time: Intervals, waits: Mapping[Any, Intervals], turns: int) -> _Sums:
     """Sum the charges of one GPU in some time, so many steps; waits in collectives apart."""
     parts: list[_Part] = []
     exposed: dict[tuple[int, str], int] = {}
     merged: dict[tuple[str, str], Intervals] = {}
-    for (cause, name), charged in charges_of(view).items():
+    for (cause, name), charged in charges_of(host.view).items():
         inside = charged.intersection(time)
         if name == "communication":
             for key, waiting in waits.items():
@@ -350,18 +349,16 @@ def _sum(view: GpuShardView, time: Intervals, waits: Mapping[Any, Intervals], tu
         merged[key_of] = merge_touching(merged.get(key_of, EMPTY), inside)
     for (cause, of), inside in merged.items():
         if len(inside):
-            parts += _by_thread(view, cause, of, inside, turns)
+            parts += _by_thread(host, cause, of, inside, turns)
     return _Sums(parts, exposed)
 
 
-def _by_thread(
-    view: GpuShardView, cause: str, of: str, time: Intervals, turns: int
-) -> Iterable[_Part]:
+def _by_thread(host: Host, cause: str, of: str, time: Intervals, turns: int) -> Iterable[_Part]:
     """Yield the time of a cause by the thread that feeds the GPU, with the line it is at, and the
     system call, by its time in each of so many steps: of idle time, and of copies for which the
     host waits.
     """
-    host = Host(view)
+    view = host.view
     waits = (
         of == "copy"
         and 2 * max(held.intersection(time).total for held in (host.blocked, host.copying))
@@ -381,8 +378,7 @@ def _by_thread(
         if place is not None:
             line, frame = place.line, place.frame
             samples = f"{place.share:.0%} of {place.samples:,} samples"
-        called = read_host(trace, pair[0], Kind.OS_RUNTIME, view.lane.window)
-        name, spent = longest_os_call(trace, called, pair, mine)
+        name, spent = longest_os_call(trace, host.os_calls(pair[0]), pair, mine)
         call = name if 2 * spent > mine.total else None
         text = ", ".join(filter(None, (samples, name and describe_os_call(name, spent / turns))))
         yield _Part(cause, of, pair[1] & 0xFFFFFFFF, line, mine.total, text, frame, call)

@@ -12,13 +12,13 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gputrace.analyzers.cuda_api_calls import NOBODY, Call
+from gputrace.analyzers.cuda_api_calls import NOBODY, Call, read_host
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.host_state import HostState, read_host_state
 from gputrace.analyzers.idle_causes import calls_held_by_copies
 from gputrace.analyzers.step_phases import PhaseTimes
 from gputrace.errors import PluginError
-from gputrace.model.events import COPY_KINDS, GPU_KINDS, Kind, distinct_ids, is_among
+from gputrace.model.events import COPY_KINDS, GPU_KINDS, Events, Kind, distinct_ids, is_among
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, search, union
 from gputrace.model.options import Window
 from gputrace.model.results import CauseNode
@@ -32,6 +32,30 @@ _STREAM_CALLS: Final = 20
 _STREAM_NS: Final = 100_000
 """Number of launches in a row, and the longest time between two of them, from which a thread does
 nothing but launch."""
+
+
+def _issuers(view: GpuShardView) -> list[int]:
+    """Return the threads that launch kernels or graphs on a GPU, or copy to and from it."""
+    calls, events = view.calls, view.operations.events
+    if calls is None:
+        return []
+    launched = events.having("process", "correlation")
+    if not (of_gpu := is_among(events.kind, GPU_KINDS)).all():
+        launched = launched.select(of_gpu)
+    issued_by = calls.issued_by(launched)
+    threads: list[int] = distinct_ids(calls.thread[issued_by[issued_by != NOBODY]]).tolist()
+    return threads
+
+
+def _bursts(view: GpuShardView) -> Intervals:
+    """Return when the threads that feed a GPU make calls less than `PAUSE_NS` apart."""
+    calls = view.calls
+    assert calls is not None
+    inside = reduce(merge_touching, map(calls.of_thread, view.once_here(_issuers)), EMPTY)
+    if not len(inside):
+        return EMPTY
+    pauses = np.flatnonzero(inside.start[1:] - inside.end[:-1] >= PAUSE_NS)
+    return Intervals(inside.start[np.append(0, pauses + 1)], inside.end[np.append(pauses, -1)])
 
 
 class Host:
@@ -59,6 +83,7 @@ class Host:
         self.view, self.feeds, self.steps, self.left = view, feeds, steps, left or {}
         self.repeats = repeats
         self.window: Window = window or view.lane.window
+        self._os_calls: dict[int, Events] = {}
 
     @property
     def process(self) -> int:
@@ -74,26 +99,17 @@ class Host:
         """Phases of the process's steps; None where none were recorded."""
         return self.state.phases.get(self.process)
 
-    @cached_property
+    @property
     def issuers(self) -> list[int]:
         """Threads that launch kernels or graphs on the GPU, or copy to and from it."""
-        calls, events = self.view.calls, self.view.operations.events
-        if calls is None:
-            return []
-        launched = events.having("kind", "process", "correlation")
-        launched = launched.select(is_among(launched.kind, GPU_KINDS))
-        issued_by = calls.issued_by(launched)
-        threads: list[int] = distinct_ids(calls.thread[issued_by[issued_by != NOBODY]]).tolist()
-        return threads
+        return self.view.once_here(_issuers)
 
     @cached_property
     def pauses(self) -> Intervals:
         """Stretches of at least `PAUSE_NS` in which none of its threads is in a CUDA call."""
-        calls = self.view.calls
-        if calls is None or not self.issuers:
+        if not self.issuers:
             return EMPTY
-        inside = reduce(merge_touching, map(calls.of_thread, self.issuers), EMPTY)
-        between = inside.complement(*self.window)
+        between = self.view.once_here(_bursts).complement(*self.window)
         return between.select(between.lengths >= PAUSE_NS)
 
     @cached_property
@@ -139,6 +155,14 @@ class Host:
         issued = calls.issued_by(operations.events.having("process", "correlation").select(copies))
         rows = distinct_ids(issued[issued != NOBODY])
         return union(calls.start[rows], calls.end[rows])
+
+    def os_calls(self, process: int) -> Events:
+        """Return the system calls of a process, which are read once."""
+        if process not in self._os_calls:
+            window = self.view.lane.window
+            calls = read_host(self.view.trace, process, Kind.OS_RUNTIME, window)
+            self._os_calls[process] = calls
+        return self._os_calls[process]
 
     @property
     def waits_for_data(self) -> Intervals:

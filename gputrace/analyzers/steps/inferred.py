@@ -293,8 +293,8 @@ def find_bursts(trace: Trace, operations: GpuOperations) -> Runs | None:
     between = np.diff(rows)
     cut = np.flatnonzero(between > _valley(between))
     # An optimizer goes on after it has cloned or filled its state, as in its first step.
-    others = np.cumsum(is_among(operations.events.kind, (Kind.KERNEL, Kind.GRAPH)))
-    cut = cut[others[rows[cut + 1]] - others[rows[cut]] > 1]
+    others = np.flatnonzero(is_among(operations.events.kind, (Kind.KERNEL, Kind.GRAPH)))
+    cut = cut[np.searchsorted(others, rows[cut + 1]) - np.searchsorted(others, rows[cut]) > 1]
     bursts = Runs(np.concatenate([rows[:1], rows[cut + 1]]), np.concatenate([rows[cut], rows[-1:]]))
     return _one_a_batch(bursts, inputs_alone(operations).starts)
 
@@ -328,11 +328,10 @@ def _is_product(name: str) -> bool:
 def _kernels_named(
     trace: Trace, operations: GpuOperations, matches: Callable[[str], object]
 ) -> Rows:
-    kernels = operations.events.kind == Kind.KERNEL
-    names = operations.events.name
-    text = trace.names(distinct_ids(names[kernels]))
+    text = trace.names(operations.kernel_names)
     wanted = [id for id, name in text.items() if matches(name)]
-    return np.flatnonzero(kernels & is_among(names, wanted))
+    named = is_among(operations.events.name, wanted)
+    return np.flatnonzero(named & (operations.events.kind == Kind.KERNEL))
 
 
 def _valley(counts: NDArray[np.intp]) -> float:
@@ -377,18 +376,19 @@ def find_returned(operations: GpuOperations) -> tuple[Rows, Rows]:
     More of them come one after another than bring a batch, with less than a model computes between.
     """
     kinds, sizes = operations.events.kind, operations.events.bytes
-    gone, back = (
-        np.flatnonzero((kinds == kind) & (sizes >= LEAST_INPUT_BYTES))
-        for kind in (Kind.COPY_D2H, Kind.COPY_H2D)
-    )
+    gone, back = (np.flatnonzero(kinds == kind) for kind in (Kind.COPY_D2H, Kind.COPY_H2D))
+    gone, back = (rows[sizes[rows] >= LEAST_INPUT_BYTES] for rows in (gone, back))
     both = set(sizes[gone].tolist()) & set(sizes[back].tolist())
+    if not both:
+        return gone[:0], back[:0]
     gone, back = (rows[is_among(sizes[rows], both)] for rows in (gone, back))
     back = back[back > gone[0]] if len(gone) else gone
-    kernels = np.cumsum(is_among(kinds, (Kind.KERNEL, Kind.GRAPH)))
+    kernels = np.flatnonzero(is_among(kinds, (Kind.KERNEL, Kind.GRAPH)))
     gone = gone[np.searchsorted(gone, back) - 1]
-    at_once = kernels[gone] == kernels[back]
-    gone, back = gone[at_once], back[at_once]
-    run = np.cumsum(np.diff(kernels[back], prepend=0) >= _LEAST_KERNELS)
+    before = np.searchsorted(kernels, back)
+    at_once = np.searchsorted(kernels, gone) == before
+    gone, back, before = gone[at_once], back[at_once], before[at_once]
+    run = np.cumsum(np.diff(before, prepend=0) >= _LEAST_KERNELS)
     several = np.bincount(run, minlength=1)[run] > _MOST_COPIES
     return gone[several], back[several]
 

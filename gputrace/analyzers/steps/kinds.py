@@ -151,8 +151,7 @@ def _passes_in_windows(operations: GpuOperations) -> StepWindows | None:
 
 
 def _kernel_names(trace: Trace, operations: GpuOperations) -> list[str]:
-    kernels = operations.events.kind == Kind.KERNEL
-    return list(trace.names(distinct_ids(operations.events.name[kernels])).values())
+    return list(trace.names(operations.kernel_names).values())
 
 
 def _shown(

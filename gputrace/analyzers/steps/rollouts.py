@@ -76,7 +76,7 @@ def generates(trace: Trace, operations: GpuOperations, edges: Rows) -> Mask:
     """
     events = operations.events
     kernels = events.kind == Kind.KERNEL
-    names = trace.names(distinct_ids(events.name[kernels]))
+    names = trace.names(operations.kernel_names)
 
     def rows(ids: Iterable[int]) -> Rows:
         return np.flatnonzero(kernels & is_among(events.name, [*ids]))

@@ -122,6 +122,18 @@ EXPORTED int64_t gputrace_merge_sets(const int64_t *start, const int64_t *end, i
     return append_intervals(other_start, other_end, j, others, starts, ends, joined);
 }
 
+// Writes how much of a set lies before each interval, and at the end all of it; numpy's sums of the
+// numbers so far take six times as long.
+EXPORTED void gputrace_sum_lengths(const int64_t *start, const int64_t *end, int64_t count,
+                                   int64_t *covered) {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < count; i++) {
+        covered[i] = sum;
+        sum += end[i] - start[i];
+    }
+    covered[count] = sum;
+}
+
 // Writes how much of a set lies before each time; `covered` says how much lies before each interval.
 EXPORTED void gputrace_covered_before(const int64_t *start, const int64_t *end, const int64_t *covered,
                               int64_t count, const int64_t *times, int64_t asked, int64_t *before) {
@@ -182,29 +194,54 @@ EXPORTED void gputrace_order_by_group(const int32_t *group, const int64_t *start
     }
 }
 
+// Returns whether nothing is odd in rows of some streams, numbered by `group` from 0 to below `groups`:
+// none is longer than `longest`; on each stream starts and ids of launches never fall, but unknown ones;
+// and no row of kind `kernel` outlasts the next one by more than `rounded`, or the start of the one after
+// it. `state`, of 4 * `groups` numbers, is scratch.
+EXPORTED int32_t gputrace_streams_in_order(const int32_t *group, const int64_t *start, const int64_t *end,
+                                           const int64_t *issued, const int8_t *kind, int64_t count,
+                                           int64_t groups, int32_t kernel, int64_t longest,
+                                           int64_t rounded, int64_t *state) {
+    enum { STARTED, ISSUED, ENDED, ENDED_BEFORE, EACH };
+    for (int64_t at = 0; at < EACH * groups; at++) state[at] = INT64_MIN / 2;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t *of = state + EACH * group[i];
+        if (start[i] < of[STARTED] || end[i] - start[i] > longest) return 0;
+        of[STARTED] = start[i];
+        if (issued[i] != -1) {
+            if (issued[i] < of[ISSUED]) return 0;
+            of[ISSUED] = issued[i];
+        }
+        if (kind[i] != kernel) continue;
+        if (of[ENDED] - rounded > end[i] || of[ENDED_BEFORE] - rounded > start[i]) return 0;
+        of[ENDED_BEFORE] = of[ENDED];
+        of[ENDED] = end[i];
+    }
+    return 1;
+}
+
 enum { DIGIT_BITS = 11, DIGITS = 6, VALUES = 1 << DIGIT_BITS };
 
 // Sorts numbers by their digits, in as many passes as there are digits that differ. `scratch` is as long.
 EXPORTED void gputrace_sort_numbers(int64_t *numbers, int64_t *scratch, int64_t count) {
-    int64_t first = count ? numbers[0] : 0;
-    uint64_t differ = 0;
-    for (int64_t i = 0; i < count; i++) differ |= (uint64_t)(numbers[i] ^ first);
+    // The sign is the highest bit: inverted, negative numbers come first.
+    const uint64_t sign = (uint64_t)1 << 63;
+    int64_t places[DIGITS][VALUES] = {0};
+    for (int64_t i = 0; i < count; i++)
+        for (int32_t digit = 0; digit < DIGITS; digit++)
+            places[digit][((uint64_t)numbers[i] ^ sign) >> digit * DIGIT_BITS & (VALUES - 1)]++;
     int64_t *from = numbers, *to = scratch;
-    for (int32_t digit = 0; digit < DIGITS; digit++) {
+    for (int32_t digit = 0; digit < DIGITS && count; digit++) {
+        int64_t *place = places[digit], at = 0;
         int32_t shift = digit * DIGIT_BITS;
-        if (!(differ >> shift & (VALUES - 1))) continue;
-        // The sign is the highest bit: inverted, negative numbers come first.
-        uint64_t sign = (uint64_t)1 << 63;
-        int64_t places[VALUES] = {0}, at = 0;
-        for (int64_t i = 0; i < count; i++)
-            places[((uint64_t)from[i] ^ sign) >> shift & (VALUES - 1)]++;
+        if (place[((uint64_t)from[0] ^ sign) >> shift & (VALUES - 1)] == count) continue;
         for (int32_t value = 0; value < VALUES; value++) {
-            int64_t many = places[value];
-            places[value] = at;
+            int64_t many = place[value];
+            place[value] = at;
             at += many;
         }
         for (int64_t i = 0; i < count; i++)
-            to[places[((uint64_t)from[i] ^ sign) >> shift & (VALUES - 1)]++] = from[i];
+            to[place[((uint64_t)from[i] ^ sign) >> shift & (VALUES - 1)]++] = from[i];
         int64_t *swap = from;
         from = to;
         to = swap;
