@@ -11,6 +11,9 @@ LONGEST_SENTENCE: Final = 4_000
 """Maximum characters of a sentence: a finding, a note, a table cell."""
 LONGEST_MESSAGE: Final = 8_000
 """Maximum characters of a line on stderr, which may hold paths of up to 4,096."""
+LONGEST_NAME: Final = 1 << 14
+"""Maximum characters of a name that is read; real kernels, including templates, have a few
+thousand."""
 LONGEST_EXPORTED: Final = 4_000
 """Maximum characters of a name in export formats that repeat it for each event."""
 
@@ -56,6 +59,11 @@ def message(text: str) -> str:
 def cut(text: str, most: int = LONGEST_EXPORTED) -> str:
     """Truncate a text with an ellipsis; by default a name for exports, if it is absurdly long."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def bounded(name: str) -> str:
+    """Truncate a name to `LONGEST_NAME`, since processing time grows with its length."""
+    return cut(name, LONGEST_NAME)
 
 
 def json_text(text: str) -> str:

@@ -19,8 +19,8 @@ from gputrace.analyzers.cuda_api_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.kernel_names import function_name
 from gputrace.model.events import UNKNOWN, Events, Kind, Mask, distinct_ids
-from gputrace.model.names import bounded
 from gputrace.model.struct import Struct
+from gputrace.sanitize import bounded
 
 ALL_TO_ALL: Final = "AllToAll"
 SEND_RECV: Final = "SendRecv"

@@ -329,6 +329,10 @@ class Shard:
         result: _Result = self._once[work]
         return result
 
+    def assume(self, work: Callable[[Shard], _Result], result: _Result) -> None:
+        """Have `once` return a result that is known without calling the function."""
+        self._once[work] = result
+
     def rest(self) -> None:
         """Release the memory of columns on disk."""
         if self._scratch is not None:

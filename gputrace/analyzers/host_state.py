@@ -109,7 +109,7 @@ def read_host_state(shard: Shard) -> HostState:
         times_by_process(trace.events({Kind.COMPILATION} & trace.kinds, times)),
         frozenset(counted.process[named("anomaly mode")].tolist()),
         counted.select(named("queued")),
-        *read_locks(trace),
+        *(read_locks(trace) if len(counted) else (counted, {})),
     )
 
 

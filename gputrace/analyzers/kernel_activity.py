@@ -91,7 +91,7 @@ def measure_activity(
     asked = [
         (lane, names, activity.of(*_card(lane)))
         for lane, names in zip(lanes, codes, strict=True)
-        if len(activity) and cards[_card(lane)] == 1
+        if cards[_card(lane)] == 1
     ]
     by_lane = gpus.each(explain, *zip(*asked, strict=True), same=(chosen,)) if asked else []
     parts = [part for parts in by_lane for part in parts]

@@ -251,6 +251,8 @@ def _add_activity(
     gpus: PerGpu, uses: list[KernelUse], rows: Sequence[_Measured], names: Sequence[str]
 ) -> list[KernelUse]:
     """Add what the card does during the kernels that take most time, where counters show it."""
+    if not len(gpus.trace.nvml.activity):
+        return uses
     lanes, _, windows, codes, _ = zip(*rows, strict=True)
     code_of = {name: code for code, name in enumerate(names)}
     chosen = [code_of[use.name] for use in uses[:_MOST_EXPLAINED]]

@@ -35,10 +35,15 @@ from gputrace.analyzers.findings.stragglers import find_balance, late_causes
 from gputrace.analyzers.findings.whole_run import missing_rows
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, edges_of
-from gputrace.analyzers.host_state import measure_throughput, read_host_state, read_work
+from gputrace.analyzers.host_state import (
+    measure_throughput,
+    read_counters,
+    read_host_state,
+    read_work,
+)
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, HostLane, LaneSummary, find_host_lanes
-from gputrace.analyzers.ledger.causes import tree_of, with_plugins
+from gputrace.analyzers.ledger.causes import sought_in, tree_of, with_plugins
 from gputrace.analyzers.loader import read_loaders
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import (
@@ -48,7 +53,7 @@ from gputrace.analyzers.parallelism import (
     total_collectives,
 )
 from gputrace.analyzers.pipelines import find_pipelines
-from gputrace.analyzers.python_samples import read_python_lines
+from gputrace.analyzers.python_samples import read_python_lines, read_sources
 from gputrace.analyzers.run_phases import find_warmup_causes, list_phases
 from gputrace.analyzers.step_phases import find_modules, read_phases
 from gputrace.analyzers.steps import FoundSteps
@@ -72,7 +77,7 @@ from gputrace.model.results import (
 )
 from gputrace.model.trace import Progress, Trace
 from gputrace.plugins import Plugin, call, expect, load_function, plugins, warn
-from gputrace.store.spill_file import spill_file_for
+from gputrace.store.spill_file import LARGE, SpillFile
 from gputrace.units import format_steps
 
 
@@ -108,7 +113,8 @@ def analyze(
     # Read the operations here, or where the files are; watchers and plugins want them here.
     here = watcher is not None or plugins("analyzers") or plugins("causes")
     far = None if spread is None or here else spread(trace)
-    opened = far or PerGpu.here(Shard(trace, spill_file_for(trace), progress))
+    aside = SpillFile() if trace.cut_bytes > LARGE else None
+    opened = far or PerGpu.here(Shard(trace, aside, progress))
     if not opened.operations and trace.no_gpu is None:
         opened.close()
         raise InputError(trace.title, "no GPU operation in it has usable times; record it again")
@@ -128,13 +134,26 @@ def analyze(
 _OF_HOSTS: Final[tuple[Callable[[Shard], Any], ...]] = (
     *(read_phases, read_host_state, read_loaders, read_python_lines, read_host_optimizers),
 )
+_NEEDS: Final[dict[Callable[[Shard], Any], tuple[Kind, Any]]] = {
+    read_loaders: (Kind.LOADER, None),
+    read_python_lines: (Kind.SAMPLE, None),
+    read_host_optimizers: (Kind.RANGE, {}),
+    read_counters: (Kind.COUNTER, {}),
+    read_work: (Kind.COUNTER, {}),
+    read_sources: (Kind.SOURCE, {}),
+}
+"""Kind of the events that a reader needs, and its result without any."""
 
 
 def _read_hosts(shard: Shard) -> None:
     """Read what causes are proven by, before one GPU after the other asks for it."""
-    if shard.operations:
-        for read in _OF_HOSTS:
-            shard.once(read)
+    if not shard.operations:
+        return
+    for read, (kind, nothing) in _NEEDS.items():
+        if kind not in shard.trace.kinds:
+            shard.assume(read, nothing)
+    for read in _OF_HOSTS:
+        shard.once(read)
 
 
 def _answer(
@@ -336,7 +355,7 @@ def _facts(
         kernels=count_kernels(gpus, chosen) if gpus.lanes else None,
         phases=list_phases(gpus, lanes, all_steps, steps, causes),
         timed=timed,
-        causes=with_plugins(CAUSES),
+        causes=sought_in(with_plugins(CAUSES), gpus.trace.kinds),
     )
 
 

@@ -114,12 +114,12 @@ def find_pipelines(
     away is the host's, the transfers' and the imbalance's part of the bubble; what is left beyond
     the work is the schedule's.
     """
-    sends = collectives.sends
-    if len(sends):
-        groups = [group for group, role in enumerate(roles) if role == PIPELINE]
-        sends = sends[np.isin(collectives.group[sends[:, 0]], groups)]
+    sends, groups = collectives.sends, [n for n, role in enumerate(roles) if role == PIPELINE]
+    if not len(sends) or not groups:
+        return ()
+    sends = sends[np.isin(collectives.group[sends[:, 0]], groups)]
     arrived = replace(collectives, start=collectives.end - 1)
-    steps = steps_of(arrived, gpus.operations, measured) if len(sends) else np.empty(0, np.int64)
+    steps = steps_of(arrived, gpus.operations, measured)
     pipelines = []
     for lanes in _chains(collectives.lane[sends]):
         mine = sends[np.isin(collectives.lane[sends[:, 0]], lanes)]

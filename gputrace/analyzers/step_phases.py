@@ -467,7 +467,7 @@ def _read_modules(shard: Shard) -> tuple[Events, dict[int, str], Events]:
     order = (*CallSpan._fields, "name")
     rows = zip(*(getattr(ranges, column).tolist() for column in order), strict=True)
     calls = ((CallSpan(*at), str(name), False) for *at, name in rows)
-    parts = [(*at, int(name), 0) for at, name, _ in innermost(calls)]
+    parts = [(*at, int(name), 0) for at, name, _ in innermost(calls)] if len(ranges) else []
     table = np.array(parts, np.int64).reshape(-1, len(order) + 1).T
     events = Events(dict(zip((*order, "correlation"), table, strict=True)))
     return by_thread(events), paths, nodes

@@ -17,10 +17,6 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, Final
 
-from gputrace.sanitize import cut
-
-LONGEST_NAME: Final = 1 << 14
-"""Maximum characters of a name; real kernels, including templates, have a few thousand."""
 _DIGITS: Final = re.compile(r"[0-9]{1,9}")
 _TOKEN: Final = re.compile(r"S[0-9A-Z]*_|S[tabsiod]|T[0-9]*_|D[A-Za-z]|[A-Za-z]")
 """Tokens between the words of a mangled name: substitutions, types, single letters."""
@@ -28,11 +24,6 @@ _OPENS: Final = "NILXJZ"
 _ANONYMOUS: Final = "_GLOBAL__N_"
 _ARGUMENTS: Final = re.compile(r"<(?!unnamed>)|\((?!anonymous namespace\))")
 _LITERAL: Final = re.compile(r"n?([0-9]*)[0-9a-f]*E")
-
-
-def bounded(name: str) -> str:
-    """Truncate a name to `LONGEST_NAME`, since processing time grows with its length."""
-    return cut(name, LONGEST_NAME)
 
 
 def demangle(name: str) -> str:
@@ -131,7 +122,8 @@ import json, resource, sys
 sys.path[:] = json.loads(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
 resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[3]),) * 2)
-from gputrace.model.names import bounded, demangle
+from gputrace.model.names import demangle
+from gputrace.sanitize import bounded
 for name in json.load(sys.stdin):
     print(json.dumps(bounded(demangle(name))), flush=True)
 """

@@ -23,7 +23,6 @@ from gputrace.model.events import (
     is_among,
 )
 from gputrace.model.impossible_times import CHECKED, find_launches, find_possible
-from gputrace.model.names import bounded
 from gputrace.model.options import Window
 from gputrace.model.trace import (
     Coverage,
@@ -35,6 +34,7 @@ from gputrace.model.trace import (
     Trace,
     drop_invalid_rows,
 )
+from gputrace.sanitize import bounded
 
 _ISSUED: Final = (*GPU_KINDS, Kind.API, Kind.SYNC)
 """Kinds whose correlation ids link operations to calls."""

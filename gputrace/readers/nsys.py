@@ -30,7 +30,6 @@ from gputrace.model.events import (
     number_ids,
 )
 from gputrace.model.impossible_times import CHECKED
-from gputrace.model.names import bounded
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
@@ -47,6 +46,7 @@ from gputrace.model.trace import (
 )
 from gputrace.readers import nsys_schema as schema
 from gputrace.readers.gpu_clock_skew import measure_skew, moved
+from gputrace.sanitize import bounded
 from gputrace.store import sqlite_security
 from gputrace.store.sqlite_page_scan import Condition, Integers, Query, Rows, Value
 from gputrace.store.sqlite_reader import (

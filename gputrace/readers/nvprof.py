@@ -24,11 +24,12 @@ from gputrace.model.events import (
     is_among,
 )
 from gputrace.model.impossible_times import CHECKED
-from gputrace.model.names import bounded, demangle_all
+from gputrace.model.names import demangle_all
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, Process, Session, drop_invalid_rows
 from gputrace.readers import nvprof_schema as schema
 from gputrace.readers.gpu_clock_skew import moved
+from gputrace.sanitize import bounded
 from gputrace.store import sqlite_security
 from gputrace.store.sqlite_page_scan import (
     Condition,

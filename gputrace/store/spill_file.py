@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from gputrace.errors import MissingError
 from gputrace.model.events import Events, IdLookup
 from gputrace.model.struct import Struct
-from gputrace.model.trace import Trace
 from gputrace.store import cache_folder
 
 LARGE: Final = 1 << 30
@@ -37,11 +36,6 @@ _LEAST_SPILLED: Final = 1 << 14
 
 _Value = TypeVar("_Value")
 Array = NDArray[Any]
-
-
-def spill_file_for(trace: Trace) -> SpillFile | None:
-    """Return a spill file for a trace too large to hold in memory, else None."""
-    return SpillFile() if trace.cut_bytes > LARGE else None
 
 
 class SpillFile:

@@ -18,7 +18,7 @@ from gputrace.analyzers.kernel_names import (
     precision_of,
     short_name,
 )
-from gputrace.model.names import LONGEST_NAME
+from gputrace.sanitize import LONGEST_NAME
 from tests.helpers.recordings import DATA
 
 AT = "void at::native::"

@@ -30,6 +30,7 @@ from gputrace.analyzers.findings import (
 from gputrace.analyzers.findings.facts import SEVERITIES, Facts, Rule, severity_of
 from gputrace.analyzers.ledger.causes import IDLE, IDLING, WAITS, Cause
 from gputrace.analyzers.neighbours import claim_turns
+from gputrace.model.events import Kind
 from gputrace.model.results import Finding, WhatIf
 
 __all__ = ["ALL_RULES", "CAUSES", "CHEAPER_KERNELS_SAVE", "RULES", "Facts", "find", "order"]
@@ -38,14 +39,15 @@ _IDLE_AND_COPIES = (*IDLE, "h2d", "other_copy")
 CAUSES: Final[tuple[Cause, ...]] = (
     # Claimed first, the most certain before the others.
     Cause("garbage-collection", "host", "garbage collection", IDLE, host_work.claim_collections,
-          rule=host_work.garbage_collection, in_all=True),
+          rule=host_work.garbage_collection, in_all=True, needs=(Kind.COLLECTION,)),
     Cause("recompilation", "host", "compilation and tracing", IDLE, host_work.claim_compilations,
-          rule=host_work.recompilation, in_all=True),
+          rule=host_work.recompilation, in_all=True, needs=(Kind.COMPILATION,)),
     Cause("warmup", "host", "start-up, once", IDLE, whole_run.claim_start_up,
           rule=whole_run.warmup),
     Cause("weights", "copies", "weights, once", ("h2d",), whole_run.claim_weights),
     Cause("loader-restart", "data", "loader starts its workers", WAITS,
-          data_feeding.claim_restarts, rule=data_feeding.loader_restart, in_all=True),
+          data_feeding.claim_restarts, rule=data_feeding.loader_restart, in_all=True,
+          needs=(Kind.LOADER,)),
     Cause("shared-gpu", "neighbours", "another process on the card", ("launch", "other_idle"),
           claim_turns, work=hardware.work_slowed, rule=hardware.shared_gpu),
     Cause("autotune-repeated", "host", "search for algorithms", IDLE, idle.claim_autotune,
@@ -83,15 +85,15 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause("expert-imbalance", "waiting", "uneven experts", rule=busy.expert_imbalance),
     # Known by how long they last, but not when.
     Cause("gil-wait", "host", "lock of Python", IDLING, amount=host_threads.amount_locked,
-          rule=host_threads.gil_wait),
+          rule=host_threads.gil_wait, needs=(Kind.SAMPLE,)),
     Cause("cpu-throttled", "host", "CPU quota", IDLING, amount=host_threads.amount_throttled,
-          rule=host_threads.cpu_throttled),
+          rule=host_threads.cpu_throttled, needs=(Kind.COUNTER,)),
     Cause("cpu-starved", "host", "queued for a core", IDLING, amount=host_threads.amount_queued,
-          rule=host_threads.cpu_starved),
+          rule=host_threads.cpu_starved, needs=(Kind.COUNTER,)),
     Cause("page-faults", "host", "page faults", IDLING, amount=host_threads.amount_faults,
-          rule=host_threads.page_faults),
+          rule=host_threads.page_faults, needs=(Kind.COUNTER,)),
     Cause("slow-cores", "host", "slow core", IDLING, amount=host_threads.amount_slow_cores,
-          rule=host_threads.slow_cores),
+          rule=host_threads.slow_cores, needs=(Kind.COUNTER,)),
     Cause("h2d-pageable", "copies", "pageable memory", ("h2d-exposed",),
           amount=busy.amount_pageable, rule=busy.h2d_pageable),
     Cause("host-staged-comm", "communication", "through the host's memory",
@@ -165,8 +167,11 @@ def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     alone = CARD_RULES if facts.trace.is_card_log else HOST_RULES
     rules = RULES if facts.per_gpu.operations else alone
+    kinds = facts.trace.kinds
+    pointless = {cause.rule for cause in CAUSES if not cause.may_be_in(kinds)}
     for rule in rules:
-        findings += rule(facts)
+        if rule not in pointless:
+            findings += rule(facts)
     return (*findings, *plugged)
 
 

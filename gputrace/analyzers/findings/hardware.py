@@ -57,7 +57,8 @@ def find_neighbours(facts: Facts) -> tuple[CardNeighbours, ...]:
     One that computes all the time at the same time as the run, by MPS, slows all kernels alike: it
     costs by how much they are slower than on the other cards, if no lower clock says why.
     """
-    found = find_card_neighbours(facts.per_gpu, facts.measured)
+    listed = facts.trace.nvml.processes
+    found = find_card_neighbours(facts.per_gpu, facts.measured) if listed else ()
     if not found:
         return ()
     ratios = {entry.gpu: entry for entry in facts.kernel_ratios()}

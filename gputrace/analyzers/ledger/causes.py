@@ -4,7 +4,7 @@ GPUs wait for it, of which causes claim parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial, reduce
 from typing import Any, Final
 
@@ -262,6 +262,12 @@ class Cause(CauseNode, frozen=True):
     in_all: bool = False
     """True if it explains the host's time whether or not a GPU waits, so that a replay can take it
     away."""
+    needs: tuple[Kind, ...] = ()
+    """Kinds of events of which some prove it; a trace without any is not searched for it."""
+
+    def may_be_in(self, kinds: Collection[Kind]) -> bool:
+        """Return False if a trace with events of some kinds has none that prove it."""
+        return not self.needs or not {*self.needs}.isdisjoint(kinds)
 
 
 ROOTS: Final = (
@@ -320,6 +326,14 @@ def with_plugins(causes: Sequence[Cause]) -> tuple[Cause, ...]:
         except PluginError as error:
             warn(error)
     return (*plugged, *causes)
+
+
+def sought_in(causes: Sequence[Cause], kinds: Collection[Kind]) -> tuple[Cause, ...]:
+    """Return some causes; of those that events of some kinds cannot prove, the node alone."""
+    return tuple(
+        cause if cause.may_be_in(kinds) else Cause(cause.id, cause.parent, cause.label)
+        for cause in causes
+    )
 
 
 def _problem(cause: Cause, name: str, known: Sequence[Cause]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,10 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gputrace
+from gputrace.analyzers import pipeline
 from gputrace.analyzers.findings import CAUSES, order
+from gputrace.analyzers.ledger.causes import Cause, sought_in
 from gputrace.analyzers.whatif.graph import FOLLOW, OF_OTHERS
 from gputrace.analyzers.whatif.optimizations import CURES, Cure
 from gputrace.api import Report
+from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, Finding
 from tests.helpers import recordings
 from tests.helpers.examples import few
@@ -378,3 +381,28 @@ def test_a_recorder_that_distorts_comes_first_and_information_last() -> None:
     assert [id for id, _ in first(
         finding("warmup", 90, "info"), finding("sync-bound", 30), finding("lost-records", 0)
     )] == ["lost-records", "sync-bound", "warmup"]  # fmt: skip
+
+
+def test_a_trace_is_searched_for_what_its_events_can_prove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sought: list[str] = []
+
+    def account(causes: Sequence[Cause], kinds: Collection[Kind]) -> tuple[Cause, ...]:
+        left = sought_in(causes, kinds)
+        sought.extend(cause.id for cause in left if cause.claim or cause.amount)
+        return left
+
+    monkeypatch.setattr(pipeline, "sought_in", account)
+    loop = Loop()
+    for number in range(6):
+        loop.step(number, ("generation 2", COLLECTION, 5, 9))
+    assert "garbage-collection" in charged_ms(analyze(loop.export, tmp_path))
+    assert "garbage-collection" in sought
+    # Nothing was compiled, no loader, no sample and no counter recorded.
+    lacking = {cause.id for cause in CAUSES if cause.needs} - set(sought)
+    assert lacking == {
+        *("recompilation", "loader-restart", "gil-wait", "page-faults", "slow-cores"),
+        *("cpu-throttled", "cpu-starved"),
+    }
+    assert {cause.id for cause in sought_in(CAUSES, ())} == {cause.id for cause in CAUSES}
