@@ -25,10 +25,10 @@ class Bound(NamedTuple):
 
 
 BOUNDS: Final = {
-    "analyze: time / floor's time": Bound(4.2, 0.5),
-    "analyze: processor time / floor's": Bound(4.4, 0.25),
+    "analyze: time / floor's time": Bound(3.6, 0.5),
+    "analyze: processor time / floor's": Bound(3.7, 0.25),
     "analyze: peak memory / size of the file": Bound(2.1, 0.2),
-    "analyze, Kineto: processor time / nsys's": Bound(2.4, 0.25),
+    "analyze, Kineto: processor time / nsys's": Bound(2.7, 0.25),
     "analyze, 0.1 M: processor time / numpy's import": Bound(2.7, 0.25),
     "analyze: time of 3 M / of 0.8 M, a kernel": Bound(0.65, 0.4),
     "analyze, 64 ranks of 16 k: processor time / 3 M's": Bound(0.95, 0.25),
