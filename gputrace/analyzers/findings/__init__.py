@@ -27,7 +27,7 @@ from gputrace.analyzers.findings import (
     stragglers,
     whole_run,
 )
-from gputrace.analyzers.findings.facts import SEVERITIES, Facts, Rule, severity_of
+from gputrace.analyzers.findings.facts import MEDIUM, SEVERITIES, Facts, Rule, severity_of
 from gputrace.analyzers.ledger.causes import IDLE, IDLING, WAITS, Cause
 from gputrace.analyzers.neighbours import claim_turns
 from gputrace.model.events import Kind
@@ -47,7 +47,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause("weights", "copies", "weights, once", ("h2d",), whole_run.claim_weights),
     Cause("loader-restart", "data", "loader starts its workers", WAITS,
           data_feeding.claim_restarts, rule=data_feeding.loader_restart, in_all=True,
-          needs=(Kind.LOADER,)),
+          needs=(Kind.LOADER,), least=MEDIUM),
     Cause("shared-gpu", "neighbours", "another process on the card", ("launch", "other_idle"),
           claim_turns, work=hardware.work_slowed, rule=hardware.shared_gpu),
     Cause("autotune-repeated", "host", "search for algorithms", IDLE, idle.claim_autotune,
@@ -57,24 +57,26 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause("update-waits", "host", "phases that updates wait for", ("data_feeding", "launch"),
           reinforcement.claim_waits, rule=reinforcement.update_waits),
     Cause("host-optimizer", "host", "optimizer on the host", _IDLE_AND_COPIES,
-          host_work.claim_host_optimizer, rule=host_work.host_optimizer, in_all=True),
+          host_work.claim_host_optimizer, rule=host_work.host_optimizer, in_all=True, least=MEDIUM),
     Cause("host-work", "host", "other work of the host", ("launch",), host_work.claim_host_work,
-          rule=host_work.host_work, in_all=True),
+          rule=host_work.host_work, in_all=True, least=MEDIUM),
     Cause("debugging", "host", "debugging mode left on", ("launch", "sync"),
-          host_work.claim_debugging, rule=host_work.debugging, certain=0.5),
+          host_work.claim_debugging, rule=host_work.debugging, certain=0.5, least=MEDIUM),
     Cause("sync-bound", "host", "synchronising call", ("launch",), idle.claim_late_after_waits,
-          rule=idle.sync_bound),
+          rule=idle.sync_bound, least=MEDIUM),
     Cause("graph-gaps", "work", "between nodes of a graph", ("other_idle",),
-          idle.claim_graph_gaps, rule=idle.graph_gaps),
+          idle.claim_graph_gaps, rule=idle.graph_gaps, least=MEDIUM),
     Cause("kernel-gaps", "host", "between kernels", ("other_idle",), idle.claim_kernel_gaps),
     # What is left of each class of time.
     Cause("recorder-overhead", "host", "recorder", rule=whole_run.recorder_overhead),
     Cause("data-feeding", "data", "waiting for the next batch", rule=data_feeding.data_feeding),
-    Cause("alloc-stall", "host", "allocation", rule=idle.alloc_stall),
+    Cause("alloc-stall", "host", "allocation", rule=idle.alloc_stall,
+          least=idle.ALLOC_MEDIUM_SHARE),
     Cause("launch-bound", "host", "launch overhead", rule=idle.launch_bound, certain=0.5),
-    Cause("idle-unexplained", "unexplained", "unexplained", rule=idle.idle_unexplained),
-    Cause("h2d-exposed", "copies", "host to device", rule=busy.h2d_exposed),
-    Cause("copies-exposed", "copies", "other copies", rule=busy.copies_exposed),
+    Cause("idle-unexplained", "unexplained", "unexplained", rule=idle.idle_unexplained,
+          least=MEDIUM),
+    Cause("h2d-exposed", "copies", "host to device", rule=busy.h2d_exposed, least=MEDIUM),
+    Cause("copies-exposed", "copies", "other copies", rule=busy.copies_exposed, least=MEDIUM),
     Cause("memset", "copies", "memset"),
     Cause("communication-exposed", "communication", "transfer",
           rule=busy.communication_exposed),
@@ -168,7 +170,12 @@ def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
     alone = CARD_RULES if facts.trace.is_card_log else HOST_RULES
     rules = RULES if facts.per_gpu.operations else alone
     kinds = facts.trace.kinds
-    pointless = {cause.rule for cause in CAUSES if not cause.may_be_in(kinds)}
+    pointless = {
+        cause.rule
+        for cause in CAUSES
+        if not cause.may_be_in(kinds)
+        or (cause.least and not facts.is_costly(cause.id, cause.least))
+    }
     for rule in rules:
         if rule not in pointless:
             findings += rule(facts)

@@ -460,6 +460,20 @@ class Facts(Struct, frozen=True, dict=True):
             id, severity, self.gpus, self.ranks, impact_ns, message, advice, known, shown
         )
 
+    def _where_most(self, *causes: str) -> tuple[list[Breakdown], int]:
+        """Return the GPUs of the ranks that most of some causes is on, and what a step of these
+        loses to them, in nanoseconds.
+        """
+        where_most = self.ledger.ranks(*causes)
+        rows = [row for row in self.rows if row.rank in where_most]
+        if not rows or len(rows) == len(self.rows):
+            return list(self.rows), self.ledger.mean(*causes)
+        return rows, self.ledger.mean_on(rows, *causes)
+
+    def is_costly(self, cause: str, least: float = MEDIUM) -> bool:
+        """Return whether at least a part of the time is charged to a cause, as `costly` asks."""
+        return self.share_of(self._where_most(cause)[1]) >= least
+
     def costly(
         self,
         id: str,
@@ -482,11 +496,7 @@ class Facts(Struct, frozen=True, dict=True):
         the system call that the host is in then become further details.
         """
         causes = id, *beside
-        where_most = self.ledger.ranks(*causes)
-        rows = [row for row in self.rows if row.rank in where_most] or list(self.rows)
-        mean = cost = self.ledger.mean(*causes)
-        if len(rows) < len(self.rows):
-            cost = self.ledger.mean_on(rows, *causes)
+        rows, cost = self._where_most(*causes)
         share = self.share_of(cost)
         severity = severity_of(share, medium, high)
         charged = self.ledger.of(*causes)
@@ -521,7 +531,7 @@ class Facts(Struct, frozen=True, dict=True):
         gpus = self.do(verb, ranks if len(rows) < len(self.rows) else ())
         text = message.format(gpus=gpus, cost=self.of_step(cost, bool(few)), at=at)
         yield replace(
-            self.finding(id, severity, mean, text, advice, evidence, shown),
+            self.finding(id, severity, self.ledger.mean(*causes), text, advice, evidence, shown),
             ranks=tuple(ranks),
             gpus=tuple(sorted({row.gpu for row in rows if row.gpu is not None})),
         )

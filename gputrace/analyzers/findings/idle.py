@@ -154,7 +154,7 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     """
     share = facts.share_of(facts.ledger.mean("alloc-stall"))
     calls: list[str] = []
-    if share >= _ALLOC_MEDIUM_SHARE:
+    if share >= ALLOC_MEDIUM_SHARE:
         each = facts.per_gpu.each(_in_allocations, facts.working, facts.working_times)
         spent = sum(map(Counter, each), Counter())
         least = _NAMED_CALL_PART * spent.total()
@@ -189,7 +189,7 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
         f"{{gpus}} in {' and '.join(calls) or 'allocations'} {{cost}}",
         advice,
         details,
-        medium=_ALLOC_MEDIUM_SHARE,
+        medium=ALLOC_MEDIUM_SHARE,
     ):
         yield replace(finding, evidence={**finding.evidence, **more})
 
@@ -245,7 +245,7 @@ _ALLOCATOR_EVIDENCE: Final = (
 )
 """Evidence from `Allocator`."""
 _SIZES_NAMED: Final = 2
-_ALLOC_MEDIUM_SHARE: Final = 0.02
+ALLOC_MEDIUM_SHARE: Final = 0.02
 _NAMED_CALL_PART: Final = 0.25
 """Part of the idle time that allocations take from which one of them is named."""
 _HOST_MEMORY_CALLS: Final = r"Host(Alloc|Register|Unregister)|AllocHost|(Malloc|Free)Host"
@@ -390,6 +390,8 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     """
     between = facts.ledger.mean("kernel-gaps")
     between = between if between >= MEDIUM * facts.mean_ns else 0
+    if not between and not facts.is_costly("launch-bound"):
+        return
     kernels = facts.kernels
     details = [f"{format_ns(between)} of it is between consecutive kernels"] if between else []
     if kernels and kernels.launches.tiny_count >= _TINY_KERNELS_SHARE * kernels.count:

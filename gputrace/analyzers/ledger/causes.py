@@ -262,6 +262,9 @@ class Cause(CauseNode, frozen=True):
     in_all: bool = False
     """True if it explains the host's time whether or not a GPU waits, so that a replay can take it
     away."""
+    least: float = 0.0
+    """Part of the time that must be charged to it for its rule to be called; 0 for a rule that
+    looks at more than what is charged."""
     needs: tuple[Kind, ...] = ()
     """Kinds of events of which some prove it; a trace without any is not searched for it."""
 

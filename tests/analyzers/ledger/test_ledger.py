@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 import gputrace
 from gputrace.analyzers import pipeline
 from gputrace.analyzers.findings import CAUSES, order
+from gputrace.analyzers.findings.facts import Facts
 from gputrace.analyzers.ledger.causes import Cause, sought_in
+from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.whatif.graph import FOLLOW, OF_OTHERS
 from gputrace.analyzers.whatif.optimizations import CURES, Cure
 from gputrace.api import Report
 from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, Finding
+from gputrace.readers.registry import open_trace
 from tests.helpers import recordings
 from tests.helpers.examples import few
 from tests.helpers.exports import STEP, Export, global_id
@@ -355,6 +358,27 @@ def test_rows_of_random_runs_sum_too(seed: int, tmp_path_factory: pytest.TempPat
     write_nsys(simulate(random_plan(seed)), path)
     with gputrace.open(path) as trace:
         check(trace.analyze())
+
+
+class Asks:
+    """Calls the rules of causes that are only told if enough is charged to them."""
+
+    def operations_read(self, operations: Sequence[GpuOperations]) -> None:
+        """Does without them."""
+
+    def facts_found(self, facts: Facts) -> None:
+        self.facts = facts
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rule_that_is_not_called_would_find_nothing(seed: int, tmp_path: Path) -> None:
+    write_nsys(simulate(random_plan(seed)), tmp_path / "run.sqlite")
+    asks = Asks()
+    with open_trace(tmp_path / "run.sqlite") as trace:
+        pipeline.analyze(trace, watcher=asks)
+        for cause in CAUSES:
+            if cause.least and cause.rule and not asks.facts.is_costly(cause.id, cause.least):
+                assert list(cause.rule(asks.facts)) == []
 
 
 # ---- what comes first ----
