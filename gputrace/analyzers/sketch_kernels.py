@@ -33,9 +33,9 @@ _MOST: Final = 0.75
 _SLOW_RATIO: Final = 1.05
 """Ratio of kernel times to those of the other cards from which a card is slow in a run."""
 _ALWAYS_SLOW_RATIO: Final = 1.03
-"""The same over several runs."""
+"""Ratio from which a card is slow over several runs."""
 _OUTLIER: Final = 6.0
-"""The same as a multiple of the median distance of cards from the median one."""
+"""Distance from the median card, in median distances, from which a card is slow there."""
 
 _Floats = NDArray[np.float64]
 
@@ -50,7 +50,7 @@ class Windows(NamedTuple):
     """Windows that most ranks of a job have."""
 
     ranks: Sequence[RankSketch]
-    """Those with any kernels."""
+    """Ranks with any kernels."""
     steps: NDArray[np.int64]
     """First step of each."""
     times: dict[tuple[int, str], _Floats]

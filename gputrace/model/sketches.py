@@ -114,7 +114,7 @@ class CardSpeed(Struct, frozen=True):
     runs: int
     """Runs in which it was compared."""
     slow_runs: int
-    """Those in which its kernels took 3 % longer."""
+    """Runs in which its kernels took 3 % longer."""
     ratio: float
     """Median over the runs of its kernel times to the others'."""
     message: str

@@ -35,7 +35,7 @@ and the last line that was sampled in it, or 0."""
 Steps = NDArray[np.void]
 """Records of `STEP`, in the order of their steps."""
 FAMILY, COLLECTIVE, KERNEL = range(3)
-"""What the kernels of a record have in common: their family, their operation, or name and size."""
+"""Kinds of records, by what their kernels have in common: family, operation, or name and size."""
 KERNELS: Final = np.dtype(
     [
         *(("step", "<u4"), ("steps", "<u4"), ("kind", "<u4"), ("name", "<u4")),

@@ -368,6 +368,8 @@ def _after_uploads(trace: Trace, operations: GpuOperations) -> int:
 
 
 _LEAST_REPEATS: Final = 3
+_LEAST_ALIKE: Final = 10
+"""Turns of a loop; and of one that runs a single kernel, which may be a test repeated by hand."""
 _MOST_NAMES: Final = 200
 _MOST_TRIED: Final = 20
 _UNEVEN_PART: Final = 0.25
@@ -381,7 +383,7 @@ def infer_iterations(operations: GpuOperations, grams: int = 1) -> StepWindows |
     is_kernel = is_among(operations.events.kind, (Kind.KERNEL, Kind.GRAPH))
     kernels = np.flatnonzero(is_kernel)
     names = operations.events.name[kernels]
-    if len(kernels) >= _LEAST_REPEATS and (names == names[0]).all():
+    if len(kernels) >= _LEAST_ALIKE and (names == names[0]).all():
         kinds = np.where(is_kernel, Kind.KERNEL, operations.events.kind).astype(np.intp)
         likeness = _likeness(kinds, kernels, int(kinds.max()) + 1) if _is_even(kernels) else 0.0
         return _repeat_windows(operations, kernels, likeness) if likeness >= ALIKE_COSINE else None
