@@ -25,8 +25,8 @@ class Bound(NamedTuple):
 
 
 BOUNDS: Final = {
-    "analyze: time / floor's time": Bound(3.6, 0.5),
-    "analyze: processor time / floor's": Bound(3.7, 0.25),
+    "analyze: time / floor's time": Bound(3.5, 0.5),
+    "analyze: processor time / floor's": Bound(3.6, 0.25),
     "analyze: peak memory / size of the file": Bound(2.1, 0.2),
     "analyze, Kineto: processor time / nsys's": Bound(2.7, 0.25),
     "analyze, 0.1 M: processor time / numpy's import": Bound(2.7, 0.25),
