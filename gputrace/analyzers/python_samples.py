@@ -48,6 +48,11 @@ class SampledLine(Struct, frozen=True):
     def share(self) -> float:
         return self.count / self.samples
 
+    @property
+    def told(self) -> str:
+        """The line, and how many samples met it, as a clause."""
+        return f"the host is at {self.line} in {self.count} of {self.samples} samples"
+
 
 class PythonLines(Struct, frozen=True, dict=True):
     """Samples by (process, thread), in order of time."""

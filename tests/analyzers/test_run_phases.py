@@ -123,6 +123,22 @@ class TestValidation:
         assert told.evidence["lost_ns"] == pytest.approx(2 * 12 * 3 * MS, rel=0.15)
         assert "run nothing for" in words_of(told)
 
+    def test_the_line_that_the_host_is_at_is_told(self, tmp_path: Path) -> None:
+        run = Run()
+        for step in range(20):
+            if step in (6, 12):
+                for _batch in range(5):
+                    run.kernels(20, "gemm_forward")
+                    run.synchronize()
+                    run.wait_at("train.py:30 evaluate")
+            run.input_copy()
+            run.model()
+            run.optimizer()
+            run.synchronize()
+            run.wait_at("train.py:12 main")
+        told = finding_of(analyze(run, tmp_path), "validation-downtime")
+        assert "the host is at train.py:30 evaluate in 8 of 10 samples" in told.details
+
     def test_of_a_single_one_it_is_not_known_how_often_it_comes(self, tmp_path: Path) -> None:
         plan = replace(self.plan, validation_after=(7,), validation_batches=100)
         told = finding_of(run(tmp_path, plan)[1], "validation-downtime")

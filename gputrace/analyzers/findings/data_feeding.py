@@ -114,7 +114,7 @@ def _sampled(facts: Facts, loader: Loader | None) -> Iterator[str]:
     steps = reduce(merge_touching, map(facts.time_of_rank, facts.ranks), EMPTY)
     place = facts.line_in(waits.intersection(steps))
     if place is not None:
-        yield f"the host is at {place.line} in {place.count} of {place.samples} samples"
+        yield place.told
 
 
 _FEED_FASTER: Final = {

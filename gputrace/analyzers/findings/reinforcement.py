@@ -132,8 +132,6 @@ def update_waits(facts: Facts) -> Iterator[Finding]:
             of_rank and f"on another rank they take {format_ns(longest.host_ns - alone)}",
             f"the update itself takes {update}",
             ", ".join(others) and f"{', '.join(others)} besides",
-            f"the host is at {place.line} in {place.count} of {place.samples} samples"
-            if place
-            else "",
+            place.told if place else "",
         ],
     )

@@ -19,6 +19,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.ledger import lost_time
 from gputrace.analyzers.ledger.causes import Host
+from gputrace.analyzers.python_samples import SampledLine
 from gputrace.analyzers.run_phases import WARMUP_CAUSES, find_start_up
 from gputrace.model.attempts import attempts_of
 from gputrace.model.events import Kind, distinct_ids
@@ -403,6 +404,8 @@ class _Times(Struct, frozen=True, dict=True):
     working: tuple[int, ...]
     waits: dict[int, int]
     """Nanoseconds without any work, by rank that waits meanwhile."""
+    line: SampledLine | None
+    """Line at which most samples met the host."""
 
 
 def validation_downtime(facts: Facts) -> Iterator[Finding]:
@@ -433,7 +436,7 @@ def validation_downtime(facts: Facts) -> Iterator[Finding]:
         f"validation takes {_of_run(times, run)}",
         advice,
         _evidence(times, run, lost),
-        [_when(facts, times), _meanwhile(facts, times)],
+        [_when(facts, times), _meanwhile(facts, times), times.line.told if times.line else ""],
     )
 
 
@@ -494,6 +497,7 @@ def _times(facts: Facts, name: str) -> _Times | None:
         idle_ns=sum(phase.idle_ns or 0 for phase in longest),
         working=tuple(working),
         waits=waits,
+        line=facts.line_in(union(starts, ends), {facts.processes[rank] for rank in working}),
     )
 
 
