@@ -614,8 +614,8 @@ def _typical_launch(
     return 0, None
 
 
-_NEAR_NS: Final = 100_000_000
-"""Time from a launch within which a sample says where the program was: two usual intervals."""
+_NEAR_NS: Final = 1_000_000
+"""Time from a launch within which a sample in the same phase says where the program was."""
 
 
 def _issued(trace: Trace, launched: Events, analysis: Analysis) -> str:
@@ -628,7 +628,8 @@ def _issued(trace: Trace, launched: Events, analysis: Analysis) -> str:
     at = (start - analysis.origin_ns) / 1e9
     text = trace.names([name])[name].partition("_v")[0]
     text += f" at {at:.6f} s (thread {pair[1] & 0xFFFFFFFF})"
-    text = ", ".join([text, *read_host_state(shard).during(pair, start, end)])
+    host = read_host_state(shard)
+    text = ", ".join([text, *host.during(pair, start, end)])
     ranges = read_host(trace, pair[0], Kind.RANGE, Window(start, end))
     text += range_of(trace, ranges, pair, start, end)
     lines = read_python_lines(shard)
@@ -636,8 +637,10 @@ def _issued(trace: Trace, launched: Events, analysis: Analysis) -> str:
     if lines is None or thread is None:
         return f"{text}; record with --python to name the line"
     nearest = int(np.argmin(abs(lines.times[thread] - start)))
-    apart = int(lines.times[thread][nearest]) - start
-    if abs(apart) > _NEAR_NS:
+    sampled = int(lines.times[thread][nearest])
+    apart, phases = sampled - start, host.phases.get(pair[0])
+    parted = phases and any(np.diff(of.contains([start, sampled]))[0] for of in phases.of.values())
+    if not start <= sampled <= end and (parted or abs(apart) > _NEAR_NS):
         return text
     when = f"{format_ns(abs(apart))} {'later' if apart > 0 else 'earlier'}"
     line = lines.text[int(lines.names[thread][nearest])]
@@ -675,10 +678,13 @@ def _choose(analysis: Analysis, title: str, which: str) -> tuple[int, KernelUse]
     elif which.isdecimal():
         matches = [(i, use) for i, use in enumerate(top, 1) if i == int(which)]
     else:
-        # Kernels of exactly that name, else those that contain it; the longest first.
-        pairs = list(enumerate(top, 1))
+        # Kernels of exactly that name, else those that contain it; the longest first. Tables may
+        # cut names in the middle.
+        pairs, part = list(enumerate(top, 1)), ".*".join(map(re.escape, which.split("…")))
         matches = [pair for pair in pairs if which in (pair[1].name, pair[1].short)]
-        matches = matches or [pair for pair in pairs if which.lower() in pair[1].name.lower()]
+        matches = matches or [
+            (i, use) for i, use in pairs if re.search(part, f"{use.short} {use.name}", re.I)
+        ]
     if not matches:
         shown = ", ".join(f"{i} {use.short}" for i, use in enumerate(top[:5], 1))
         raise UsageError(

@@ -539,7 +539,8 @@ def kernels_table(
     if longest_launches:
         shown += [use for use in kernels.top if use.name in peaks and use not in shown]
     names = [use.name for use in shown]
-    labels = dict(zip(names, kernel_labels(names, longest), strict=True))
+    named = list(dict.fromkeys([*names, *(launch.name for launch in launches)]))
+    labels = dict(zip(named, kernel_labels(named, longest), strict=True))
 
     def each(use: KernelUse) -> int:
         return kernels.steps or max(len(use.by_gpu), 1)
@@ -571,11 +572,10 @@ def kernels_table(
         of += "; tc: on tensor cores"
     turn = loop_name(analysis)[0]
     for launch, which in zip(launches, ("longest launch", "longest that computes"), strict=False):
-        (label,) = kernel_labels([launch.name], longest)
         at = f"{(launch.start_ns - analysis.origin_ns) / 1e9:.6f} s"
         at += "" if launch.step is None or turn == "pass" else f" in {turn} {launch.step}"
         at += f" on {gpu_label(launch, analysis)}" if len(analysis.gpus) > 1 else ""
-        of += f"; {which}: {label}, {format_ns(launch.duration_ns)} at {at}"
+        of += f"; {which}: {labels[launch.name]}, {format_ns(launch.duration_ns)} at {at}"
     if any(use.activity for use in shown):
         of += "; SMs, math, memory: how busy the card's parts are meanwhile"
     return tabulate(f"Kernels that take most time ({of})", columns, shown, names=tuple(names))
