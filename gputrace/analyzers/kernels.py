@@ -502,7 +502,10 @@ _WRITTEN_DIFFERENTLY: Final = {
 
 
 class Launches(Struct, frozen=True):
-    """Kernel, and the launch of it to look at: one in a steady step on its busiest GPU."""
+    """Kernel, and two launches of it: one in a steady step, to look at, and the longest.
+
+    They are on its busiest GPU, or on that of the longest launch of all kernels if that is its.
+    """
 
     kernel: KernelUse
     place: int
@@ -519,18 +522,24 @@ class Launches(Struct, frozen=True):
     """Number of launches on that device that it matches before the one to look at."""
     step: int | None
     """Step that contains the launch; None without steps."""
+    is_usual: bool
+    """True if that step is about as long as the median."""
     from_start: bool
     """True if the trace holds the run from its beginning, so that all launches are counted."""
     why_not: str
     """Reason why Nsight Compute cannot profile it alone; empty if it can."""
     longest: LongestLaunch | None
-    """Longest launch of all kernels, if it is of this one; ``start_ns`` counts from the trace's
-    origin."""
+    """Longest launch in the measured steps; ``start_ns`` counts from the trace's origin."""
+    longest_skip: int | None
+    """Number of launches before it, like ``skip``."""
     longest_compute: LongestLaunch | None
-    """Longest launch of a kernel that computes, likewise, if ``longest`` is communication."""
+    """Longest launch of all kernels that compute, likewise, if this kernel has the longest of all
+    and communicates."""
+    compute_place: int | None
+    """Rank by time of the kernel of ``longest_compute``."""
     issued: str = ""
-    """Call that issued it, or else the launch to look at: when, on which thread, in which phase,
-    range and line; empty where calls were not recorded."""
+    """Call that issued the longest launch: when, on which thread, in which phase, range and line;
+    empty where calls were not recorded."""
 
 
 def find_launches(
@@ -548,7 +557,11 @@ def find_launches(
         why_not = "waits for other GPUs and cannot be profiled alone: ncu would hang"
     assert analysis.kernels is not None
     launch, computing = analysis.kernels.longest, analysis.kernels.longest_compute
-    busiest = max(use.by_gpu, key=lambda on_gpu: on_gpu.total_ns)
+    has_longest, named = launch.name == use.name, [use.name for use in analysis.kernels.top]
+    if not has_longest or computing == launch:
+        computing = None
+    of_all = (launch.gpu, launch.rank) if has_longest else None
+    busiest = max(use.by_gpu, key=lambda on: ((on.gpu, on.rank) == of_all, on.total_ns))
     totals = next(t for t in analysis.gpus if (t.gpu, t.rank) == (busiest.gpu, busiest.rank))
     key = totals.gpu, totals.rank
     operations = read_operations(trace, progress)
@@ -560,15 +573,18 @@ def find_launches(
     alike = {id for id, name in names.items() if re.search(pattern, _in_words(name))}
     ours = {id for id, name in names.items() if name == use.name}
     launches = kernels.select(np.isin(kernels.name, sorted(alike)))
-    is_longest = launch.name == use.name
     mine = np.flatnonzero(np.isin(launches.name, sorted(ours)))
-    place, step = _typical_launch(launches.start[mine], analysis, key)
-    at, shown = mine[place : place + 1], launches
-    skip = int(at[0]) if len(at) else 0
-    if is_longest:
-        whose = {(gpu.gpu.gpu, gpu.gpu.rank): gpu.events for gpu in operations}
-        shown = whose[launch.gpu, launch.rank]
-        at = np.flatnonzero(shown.start == launch.start_ns)[:1]
+    steady = [s for s in analysis.step_list if (s.gpu, s.rank, s.phase) == (*key, "steady")]
+    steady.sort(key=lambda step: step.start_ns)
+    place, step, is_usual = _typical_launch(launches.start[mine], steady)
+    measured = stretches(steady, Window(0, np.iinfo(np.int64).max))
+    is_longest = launches.end[mine] - launches.start[mine] == busiest.max_ns
+    peak = mine[is_longest & measured.contains(launches.start[mine])][:1]
+    longest = None
+    if len(peak):
+        start = int(launches.start[peak[0]])
+        within = next((s.step for s in steady if s.start_ns <= start < s.end_ns), None)
+        longest = LongestLaunch(use.name, *key, start, busiest.max_ns, within)
 
     def from_origin(launch: LongestLaunch | None) -> LongestLaunch | None:
         return launch and replace(launch, start_ns=launch.start_ns - analysis.origin_ns)
@@ -581,13 +597,16 @@ def find_launches(
         device=totals.device,
         pattern=pattern,
         alike=len({names[id] for id in alike}),
-        skip=skip,
+        skip=int(mine[place]) if len(mine) else 0,
         step=step,
+        is_usual=is_usual,
         from_start=ops.coverage.from_the_start,
         why_not=why_not,
-        longest=from_origin(launch) if is_longest else None,
-        longest_compute=from_origin(computing) if is_longest and computing != launch else None,
-        issued=_issued(trace, shown.having("process", "correlation").select(at), analysis),
+        longest=from_origin(longest),
+        longest_skip=int(peak[0]) if len(peak) else None,
+        longest_compute=from_origin(computing),
+        compute_place=1 + named.index(computing.name) if computing else None,
+        issued=_issued(trace, launches.having("process", "correlation").select(peak), analysis),
     )
 
 
@@ -595,23 +614,20 @@ _USUAL_RANGE: Final = 0.1
 """Difference of a step from the median, as a fraction of it, up to which it is a typical one."""
 
 
-def _typical_launch(
-    starts: Times, analysis: Analysis, key: tuple[int, int]
-) -> tuple[int, int | None]:
+def _typical_launch(starts: Times, steady: Sequence[Step]) -> tuple[int, int | None, bool]:
     """Return the first of some launches in a measured step of a GPU that is about as long as their
-    median, and the number of that step: near the start, so that few launches are skipped. Else the
-    first in any measured step, or the very first one and None.
+    median, the number of that step, and True: near the start, so that few launches are skipped.
+    Else the first in any measured step, or the very first one and None.
     """
-    steady = [s for s in analysis.step_list if (s.gpu, s.rank, s.phase) == (*key, "steady")]
-    steady.sort(key=lambda step: step.start_ns)
     lengths = np.array([step.end_ns - step.start_ns for step in steady])
     at = np.searchsorted([step.start_ns for step in steady], starts, "right") - 1
     usual = median(lengths) if steady else 0
     is_usual = np.append(abs(lengths - usual) <= _USUAL_RANGE * usual, False)
     for rows in (np.flatnonzero(is_usual[at]), np.flatnonzero(at >= 0)):
         if len(rows):
-            return int(rows[0]), steady[int(at[rows[0]])].step
-    return 0, None
+            row = int(rows[0])
+            return row, steady[int(at[row])].step, bool(is_usual[at[row]])
+    return 0, None, False
 
 
 _NEAR_NS: Final = 1_000_000

@@ -83,7 +83,9 @@ def command(
         click.echo(to_json(shown), nl=False)
     else:
         click.echo(_launches_text(launches), nl=False, color=True)
-        if not command and not launches.why_not:
+        if launches.compute_place is not None:
+            ready = shlex.join(["gputrace", "kernel", str(trace), str(launches.compute_place)])
+        if not command and (launches.compute_place is not None or not launches.why_not):
             click.echo(f"\n{ready}")
     return _profile(chosen, output, command) if command else ExitCode.DONE
 
@@ -110,15 +112,19 @@ def _launches_text(launches: Launches) -> str:
         lines.append(f"While it runs: {use.activity.text}.")
     if (at := launches.longest) is not None:
         after = " after warm-up" if at.step is not None else ""
-        lines.append(f"Its longest launch{after}: {_when(at)}.")
+        is_other = not launches.why_not and launches.longest_skip != launches.skip
+        how = f" (to profile it: --skip {launches.longest_skip})" if is_other else ""
+        lines.append(f"Its longest launch{after}: {_when(at)}{how}.")
+    if launches.issued:
+        lines.append(f"Issued by {launches.issued}.")
     if (at := launches.longest_compute) is not None:
         name = short_name(at.name)
         lines.append(f"It communicates. The longest launch that computes: {name}, {_when(at)}.")
-    if launches.issued:
-        lines.append(f"Issued by {launches.issued}.")
     where = "no step was found" if launches.step is None else f"in step {launches.step}"
+    where += " (one of usual length)" if launches.is_usual else ""
     gpu = f"GPU {launches.gpu} (device {launches.device} of rank {launches.rank})"
-    launch = f"a launch on {gpu}, {where}, after {launches.skip:,} others of it"
+    others = "other" if launches.skip == 1 else "others"
+    launch = f"a launch on {gpu}, {where}, after {launches.skip:,} {others} of it"
     lines.append(f"It {launches.why_not}." if launches.why_not else f"To profile: {launch}.")
     if launches.alike > 1 and not launches.why_not:
         lines.append(

@@ -165,6 +165,12 @@ def test_a_kernel_is_named_or_counted(trace: Path, machine: Machine) -> None:
     assert_refused(machine.run(trace, "99"), USAGE, "no kernel '99' among the")
 
 
+def test_a_name_that_a_table_cuts_is_a_pattern(trace: Path, machine: Machine) -> None:
+    found = json.loads(machine.run(trace, "GEMM_ba…rd_1", "--json").out)["launches"]
+    assert found["kernel"]["short"] == "gemm_backward_1"
+    assert_refused(machine.run(trace, "rd_1…nowhere"), USAGE, "no kernel 'rd_1…nowhere' among")
+
+
 def test_launches_before_a_steady_step_are_left_out(trace: Path, machine: Machine) -> None:
     found = json.loads(machine.run(trace, "1", "--json").out)["launches"]
     assert found["kernel"]["short"] == "gemm_backward_0"
@@ -182,6 +188,27 @@ def test_a_launch_in_a_step_of_usual_length_is_profiled(tmp_path: Path, machine:
     assert 2 * (first.end_ns - first.start_ns) < second.end_ns - second.start_ns
     found = json.loads(machine.run(path, "1", "--json").out)["launches"]
     assert (found["step"], found["skip"]) == (1, 4)
+
+
+def test_the_longest_launch_is_offered_beside_the_usual_one(
+    tmp_path: Path, machine: Machine
+) -> None:
+    made = Run()
+    train(made, 10)
+    made.input_copy()
+    made.kernel(MS // 10, "void at::native::gemm_backward_0")
+    made.model(40)
+    made.optimizer()
+    made.synchronize()
+    train(made, 10)
+    path = made.export.write(tmp_path / "t.sqlite")
+    found = json.loads(machine.run(path, "gemm_backward_0", "--json").out)["launches"]
+    assert found["longest"]["duration_ns"] == MS // 10
+    assert (found["skip"], found["longest_skip"], found["is_usual"]) == (0, 10 * 4, True)
+    shown = " ".join(machine.run(path, "gemm_backward_0").out.split())
+    assert "Its longest launch after warm-up: 100 µs at " in shown
+    assert "(to profile it: --skip 40)." in shown
+    assert "in step 0 (one of usual length), after 0 others of it." in shown
 
 
 def test_without_a_program_the_command_is_printed(trace: Path, machine: Machine) -> None:
@@ -281,6 +308,18 @@ def test_collectives_are_not_profiled_alone(machine: Machine) -> None:
     shown = machine.run(trace, "nccl")
     assert "It waits for other GPUs and cannot be profiled alone: ncu would hang." in shown.out
     assert "ncu --" not in shown.out
+
+
+def test_where_the_longest_launch_communicates_the_next_command_is_told(machine: Machine) -> None:
+    made = Run()
+    for _ in range(5):
+        made.kernel(2 * MS, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage)")
+        made.kernel(MS, "gemm")
+    trace = made.export.write(machine.folder / "t.sqlite")
+    shown = machine.run(trace, "longest").out
+    assert "The longest launch that computes: gemm, " in " ".join(shown.split())
+    assert shown.endswith(f"\ngputrace kernel {trace} 2\n")
+    assert machine.run(trace, "2").out.startswith("gemm (gemm)")
 
 
 @pytest.mark.parametrize(
