@@ -262,8 +262,9 @@ def report(
     """Write a web page about TRACE: findings, charts, a timeline to zoom into, the gaps.
 
     The page is one HTML file that opens offline in any browser; its address follows what is shown
-    and selected, so that a copied link opens there. TRACE is whatever `gputrace
-    analyze` takes; several files are the parts of one run. With --serve no file is written: the
+    and selected, so that a copied link opens there. Sent to somebody else, the file opens at a
+    step with `#step=N` or `#step=slowest` after its name. TRACE is whatever `gputrace analyze`
+    takes; several files are the parts of one run. With --serve no file is written: the
     page is served on this machine until Ctrl-C, and shows every window of the GPUs in full detail,
     however large the trace is. With --compare each TRACE is a run of its own, as for `gputrace
     compare`; --label, --batch and --global-batch need it.
@@ -296,12 +297,14 @@ def report(
                 write_page(target, inputs, force, lambda page: page.render(material))
         code = options.log_left_out(opened)
         slow = load("timeline").slow_steps(material.analysis)
-        more = f"; {{}}#step={slow[0]} opens it at the slowest step" if slow else ""
+        more = (
+            f"; {{}}#step={slow[0]} opens at the slowest step, #step=N at another" if slow else ""
+        )
         if serve:
             said = f"the page is at {{}}{more}"
             page.serve(material, port, lambda at: console.log(said.format(at, at)))
     if not serve:
-        console.note(f"wrote {target}" + more.format(target))
+        console.note(f"wrote {target}{more and ', which can be sent'}{more.format(target)}")
     return code
 
 

@@ -22,10 +22,11 @@ The bundled recording: PyTorch DistributedDataParallel, ResNet-50, two H200 GPUs
 Something makes it slower than it should be.
 """
 _HERE: Final = """
-The same on this machine: a few seconds of training, in a temporary folder.
+The same on this machine: a few seconds of training, in a temporary folder that is then removed.
 
 $ gputrace record -- python train.py"""
 _YOURS: Final = """
+To keep the bundled recording: gputrace demo -o demo.sqlite
 Your own: gputrace record -- python train.py, then gputrace analyze trace.sqlite"""
 
 
@@ -67,7 +68,7 @@ def command(form: str, no_record: bool, output: Path | None, force: bool) -> int
         unmade = None if recorded else problem
         click.echo(to_json(both | {"recorded": recorded, "not_recorded": unmade}), nl=False)
     elif recorded is not None:
-        click.echo()
+        click.echo("\nThe recording made here:" if form == "text" else "")
         options.show(recorded, form)
     _explain(_YOURS, form)
     if recorded is not None or no_record:

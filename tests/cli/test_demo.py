@@ -59,6 +59,7 @@ def test_it_analyzes_the_bundled_recording_and_one_made_here_and_shows_how(demo:
     # Not first on a machine whose cores others want.
     assert re.search(r"[Tt]he program waits for data \d+% of each step", recorded)
     assert re.search(r"rank 0 +[\d.]+ m?s +[\d.]+ m?s", recorded)
+    assert "\n\nThe recording made here:\n" in ran.out
     assert max(map(len, ran.out.splitlines())) <= 80
     told = ran.err
     assert "two H200 GPUs" in told

@@ -243,6 +243,7 @@
     show(from - (to - from) * 0.05, to + (to - from) * 0.05);
     const [shownFrom, shownTo] = visible();
     board.step = { number, from: shownFrom, to: shownTo };
+    document.getElementById("why").className = "";
     document.getElementById("why").textContent = facts.why[number]
       || `Step ${number} took ${Lanes.told(to - from)}: gputrace analyze TRACE --step ${number} says what it has more of than the median step.`;
     toLanes();
@@ -251,6 +252,7 @@
 
   function noStep(text) {
     const all = [...board.steps.data.number].filter(number => number >= 0), least = Math.min(...all), most = Math.max(...all);
+    document.getElementById("why").className = "missing";
     document.getElementById("why").textContent = `There is no step ${text} here: ${all.length ? `the page has steps ${least} to ${most}` : "no steps were found"}.`;
     toLanes();
   }
