@@ -368,7 +368,7 @@ class BrowseApp(TerminalApp[None]):
         def read() -> None:
             if scene is not None and scene.analysis is not None:
                 found = explain_step(scene, number, Shard(source.trace))
-                self.later(lambda: self._set_detail(step_text(found)))
+                self.later(lambda: self._set_detail(step_text(found, shown)))
 
         source.ask(read)
         self.pane = _GAPS
@@ -409,6 +409,10 @@ class BrowseApp(TerminalApp[None]):
         self.show()
 
     def action_gap(self, by: int) -> None:
+        """Go on in the list of gaps, or scroll what is shown in its place."""
+        if self.pane != _GAPS and not self.enlarged:
+            self.query_one(Pane).scroll_relative(y=by, animate=False)
+            return
         self.select(self.gap_list.index + by if self.board.selected is not None else 0)
 
     def action_gap_page(self, by: int) -> None:
@@ -456,7 +460,8 @@ class BrowseApp(TerminalApp[None]):
         chosen = self.board.gap_filter
         toggled: dict[str, Any] = {name: not getattr(chosen, name)}
         self.board.gap_filter = replace(chosen, **toggled)
-        self.rearrange(self._reselect)
+        # Who stands at the longest gap stays at the longest.
+        self.rearrange(self.action_gap_first if not self.gap_list.index else self._reselect)
 
     def _reselect(self) -> None:
         """Keep the selection if it is still listed; else select the first row."""

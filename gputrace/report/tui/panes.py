@@ -21,7 +21,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Static
 
-from gputrace.analyzers.timeline_model import NO_STEP, Scene
+from gputrace.analyzers.timeline_model import NO_STEP, GapFilter, Scene
 from gputrace.analyzers.timeline_model.cells import stack
 from gputrace.analyzers.timeline_model.gaps import GapDetail, IssuingCall, Operation
 from gputrace.model.comparison import StepExplanation
@@ -33,7 +33,7 @@ from gputrace.report.palette import LOOKS, SEVERITIES, Palette
 from gputrace.report.step import worth_listing
 from gputrace.report.tables import BESIDE_KERNELS, kernels_table
 from gputrace.report.text import open_console, print_table, without_blanks
-from gputrace.report.tui.state import Board, ShownLane
+from gputrace.report.tui.state import CURVE_LOOKS, Board, ShownLane
 from gputrace.report.tui.timeline import bar_rows, class_words
 from gputrace.report.wording import (
     capital,
@@ -157,16 +157,24 @@ def verdict_text(scenes: Sequence[Scene | None]) -> Text:
 
 
 def legend_text(lanes: Sequence[ShownLane], palette: Palette, width: int) -> Text:
-    """Return the classes of time that some lanes have, in rows at most ``width`` cells wide."""
+    """Return the classes of time and the curve that some lanes have, in rows at most ``width``
+    cells wide.
+    """
     there = {
         name
         for shown in lanes
         for name, times in zip(shown.lane.layers.classes, shown.lane.layers.sets, strict=True)
         if len(times)
     }
+    curves = {shown.lane.part for shown in lanes}.intersection(CURVE_LOOKS)
+    words = [
+        Text.assemble(palette.swatch(name), f" {LOOKS[name].short}  ")
+        for name in LOOKS
+        if name in there
+    ]
+    words += [Text(f"{CURVE_LOOKS[name].label}: as NVML samples {name}  ") for name in curves]
     rows = [Text()]
-    for name in filter(there.__contains__, LOOKS):
-        word = Text.assemble(palette.swatch(name), f" {LOOKS[name].short}  ")
+    for word in words:
         if rows[-1].cell_len + word.cell_len > width:
             rows.append(Text())
         rows[-1].append(word)
@@ -180,6 +188,7 @@ def status_text(board: Board, index: int, width: int) -> Text:
         parts.insert(0, f"a to b {format_ns(abs(board.marks[1] - board.marks[0]))}")
     number = index + 1 if len(board.rows) else 0
     which = "of steady steps" if board.gap_filter.steady else ""
+    which = which or ("in all" if board.gap_filter == GapFilter() else "")
     if len(board.table):
         parts.append(f"gap {number:,} of {len(board.rows):,} {which}".rstrip())
     while len(parts) > 1 and len(" · ".join(parts)) > width:
@@ -251,10 +260,17 @@ def gap_text(
     return text
 
 
-def step_text(found: StepExplanation) -> Text:
-    """Describe a step against the median step, on the GPU where it grew most."""
+def step_text(found: StepExplanation, shown: ShownLane) -> Text:
+    """Describe a step against the median step, on the GPU where it grew most.
+
+    Of the GPU of the lane ``shown``, if that is another one, the length is told.
+    """
     first, text = found.gpus[0], Text()
     text.append(f"{clean(capital(found.message))}\n", "bold")
+    for row in found.gpus[1:]:
+        if (row.gpu, row.rank) == (shown.lane.gpu, shown.lane.rank):
+            length, more = format_ns(row.end_ns - row.start_ns), format_change(row.more_ns)
+            text.append(f"{shown.label}, at the cursor: {length} ({more}), less of it its own\n")
     for part in worth_listing(first):
         usual = f"{format_ns(part.ns)}, usually {format_ns(part.usual_ns)}"
         text.append(f"- {clean(part.label)} {format_change(part.more_ns)} ({usual})\n")

@@ -692,6 +692,7 @@ def test_a_key_says_why_the_step_under_the_cursor_was_slow(starved: Path) -> Non
         await press(pilot, "2", "W")
         await until(pilot, lambda: app.detail_text.plain.startswith("Step 3 took"))
         assert app.pane == "gaps"
+        assert "\ngpu 3, at the cursor: 64.3 ms (+1.26 ms)" in app.detail_text.plain
         assert "- host: launch overhead +" in app.detail_text.plain
         # It waits as long as the median step.
         assert "- input: waiting for the next batch" not in app.detail_text.plain
@@ -718,3 +719,23 @@ def test_without_a_gpu_no_list_is_empty_and_steps_are_explained(tmp_path: Path) 
         assert "length" not in "\n".join(screen(app))
 
     browse([made.path], drive)
+
+
+def test_down_scrolls_what_is_shown_in_place_of_the_gaps(starved: Path) -> None:
+    async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
+        selected = app.board.selected
+        await press(pilot, "4", "down")
+        assert app.board.selected == selected
+        await press(pilot, "1", "down")
+        assert app.board.selected != selected
+
+    browse([starved], drive)
+
+
+def test_all_gaps_open_at_their_longest(starved: Path) -> None:
+    async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
+        await press(pilot, "i")
+        assert app.gap_list.index == 0
+        assert re.search(r"gap 1 of [\d,]+ in all", "\n".join(screen(app)))
+
+    browse([starved], drive)
