@@ -13,6 +13,7 @@ from gputrace.analyzers.findings import ALL_RULES, CAUSES, HOST_RULES
 from gputrace.analyzers.findings.facts import SEVERITIES
 from gputrace.analyzers.ledger.causes import path_of, tree_of
 from gputrace.errors import UsageError
+from gputrace.model.events import Kind
 from gputrace.model.results import Analysis
 from gputrace.model.time_class import BY_ID, CLASSES, IDLE_CAUSES
 from gputrace.plugins import names
@@ -74,7 +75,7 @@ def check(run: Run, asked: CheckOptions, baseline: Run | None = None) -> Check:
 FIGURES: Final = (
     *(*CLASSES, "idle", "data_wait", "slow_steps", "step_time", "step_time_p95", "throughput"),
 )
-_OF_HOSTS: Final = {cause.id for cause in CAUSES if cause.rule in HOST_RULES}
+_OF_HOSTS: Final = tuple(cause.id for cause in CAUSES if cause.rule in HOST_RULES)
 """Causes that are found without a GPU."""
 OF_CAUSE: Final = "cause "
 """Beginning of the figures of causes, before the id."""
@@ -151,15 +152,34 @@ def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
         is_known = figure == "slow_steps" or "host_data" in run.loop.classes
         return "" if is_known else _no_waits(run.analysis)
     cause = figure.removeprefix(OF_CAUSE)
+    if figure.startswith(OF_CAUSE) and (why := _why_not_recorded(run.analysis, cause)):
+        return why
     on_hosts = figure.startswith(OF_CAUSE) and "compute" not in run.loop.classes
-    if on_hosts and cause in {name for id in _OF_HOSTS for name in path_of(id, CAUSES)}:
-        is_known = path_of(cause, CAUSES)[0] != "data" or "host_data" in run.loop.classes
-        return "" if is_known else _no_waits(run.analysis)
+    if on_hosts and path_of(cause, CAUSES)[0] == "data":
+        return "" if "host_data" in run.loop.classes else _no_waits(run.analysis)
+    if on_hosts and cause in _OF_HOSTS:
+        return ""
+    if on_hosts and (some := [id for id in _OF_HOSTS if cause in path_of(id, CAUSES)]):
+        return f"no GPU activity was recorded; without a GPU, limit its parts: {', '.join(some)}"
     needed = ("compute",) if figure.startswith(OF_CAUSE) else parts
     known = figure.startswith("step_time") or all(name in run.loop.classes for name in needed)
     instead = "host_data" in run.loop.classes and figure == "data_feeding"
     hint = "; without a GPU use --max-data-wait" if instead else ""
     return "" if known else f"no GPU activity was recorded{hint}"
+
+
+def _why_not_recorded(analysis: Analysis, cause: str) -> str:
+    """Return why a cause could not have been found, by what the recording lacks; empty if it could.
+
+    A run without collections or compilations may have had none; one without counters or samples
+    was recorded without them.
+    """
+    needs = {kind for each in CAUSES if each.id == cause for kind in each.needs}
+    if Kind.COUNTER in needs and not analysis.host_load:
+        return "the time of the host's threads was not counted"
+    if Kind.SAMPLE in needs and not analysis.host_lines:
+        return "the host was not sampled"
+    return ""
 
 
 def _no_waits(analysis: Analysis) -> str:

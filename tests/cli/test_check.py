@@ -128,6 +128,21 @@ def host(tmp_path: Path) -> Path:
             NOT_MET,
             ["unknown: no GPU activity was recorded"],
         ),
+        (
+            ("--max-cause", "host=10%", "--max-cause", "gil-wait=5%"),
+            NOT_MET,
+            [
+                "unknown: no GPU activity was recorded; without a GPU, limit its parts: "
+                "garbage-collection, recompilation, warmup, update-waits, gil-wait, cpu-throttled, "
+                "cpu-starved, page-faults, slow-cores",
+                "unknown: the host was not sampled",
+            ],
+        ),
+        (
+            ("--max-cause", "cpu-starved=5%"),
+            NOT_MET,
+            ["unknown: the time of the host's threads was not counted"],
+        ),
     ],
 )
 def test_a_machine_without_a_gpu_can_hold_gates(
