@@ -26,8 +26,8 @@ __all__ = [
     "CheckOptions",
     "Gate",
     "Limit",
+    "cause_of",
     "check",
-    "check_causes",
     "check_words",
 ]
 
@@ -45,16 +45,23 @@ def _finding_ids() -> set[str]:
     return {*(rule.__name__.replace("_", "-") for rule in ALL_RULES), *names("analyzers")}
 
 
-def check_causes(causes: Iterable[str]) -> None:
-    """Raise UsageError for what is not a cause of lost time."""
-    known = (*(node.id for node in tree_of(CAUSES)), *names("causes"))
-    for cause in causes:
-        if cause in _finding_ids() - set(known):
-            raise UsageError(f"{cause!r} is a finding and no cause: give --fail-on {cause}")
-        if cause not in known:
-            raise UsageError(
-                f"{cause!r} is not a cause of lost time; choose from {', '.join(known)}"
-            )
+def cause_of(text: str) -> str:
+    """Return the id of a cause of lost time, given it or its label, in any case.
+
+    Raises UsageError for what is neither.
+    """
+    nodes = (*tree_of(CAUSES), *tree_of(CAUSES, waits_known=False))
+    places = {node.id: place for place, node in reversed(list(enumerate(nodes)))}
+    in_order = sorted(places, key=lambda id: [places[each] for each in path_of(id, CAUSES)])
+    known = (*in_order, *names("causes"))
+    ids = {node.label.casefold(): node.id for node in reversed(nodes)}
+    ids |= {cause.casefold(): cause for cause in known}
+    word = text.strip().casefold()
+    if cause := ids.get(word) or ids.get(word.rpartition(": ")[2]):
+        return cause
+    if word in _finding_ids():
+        raise UsageError(f"{text!r} is a finding and no cause: give --fail-on {word}")
+    raise UsageError(f"{text!r} is not a cause of lost time; choose from {', '.join(known)}")
 
 
 def check(run: Run, asked: CheckOptions, baseline: Run | None = None) -> Check:

@@ -42,6 +42,7 @@ def _limits(function: _F) -> _F:
     words = {"idle": "all idle time"} | {
         row.id.replace("_", "-"): f"the row {row.label!r}" for row in TIME_CLASSES
     }
+    words["launch"] += ": all that the host does instead of launching"
     rows += [(f"--max-{name}", "SHARE", f"Maximum of {words[name]}.") for name in reversed(_SHARES)]
     for name, metavar, text in rows:
         function = click.option(name, metavar=metavar, help=text)(function)
@@ -80,7 +81,9 @@ def _limits(function: _F) -> _F:
     "--max-cause",
     multiple=True,
     metavar="CAUSE=SHARE",
-    help="Maximum of a cause of lost time, e.g. garbage-collection=5%; may be given several times.",
+    help="Maximum of a cause of lost time, by its id or its label in analyze's table 'Why', e.g. "
+    "garbage-collection=5%; host=10% is all that the host holds the GPU up; may be given several "
+    "times.",
 )
 @_limits
 @options.batch
@@ -126,16 +129,15 @@ def command(
 
 def _read_gates(baseline: Path | None, gates: dict[str, Any]) -> CheckOptions:
     """Return the given gates; raises UsageError if there are none."""
-    from gputrace.analyzers.ci_gates import CheckOptions, check_causes, check_words
+    from gputrace.analyzers.ci_gates import CheckOptions, cause_of, check_words
 
     slowdown, fail_on = gates.pop("max_slowdown"), gates.pop("fail_on")
     given = (text.partition("=") for text in gates.pop("max_cause"))
-    causes = {cause: share for cause, _, share in given}
-    check_causes(causes)
-    gates |= {f"max_cause {cause}": text for cause, text in causes.items()}
+    causes = [(f"max_cause {cause_of(cause)}", share) for cause, _, share in given]
     if slowdown is not None and baseline is None:
         raise UsageError("--max-slowdown needs --baseline, the trace to compare with")
-    limits = [_limit(name, text) for name, text in gates.items() if text is not None]
+    asked = (*gates.items(), *causes)
+    limits = [_limit(name, text) for name, text in asked if text is not None]
     if not limits and baseline is None and not fail_on:
         raise UsageError(
             "no limit is given; name one, e.g. --max-data-feeding 10%, without a GPU "

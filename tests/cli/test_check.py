@@ -172,7 +172,7 @@ def test_a_cause_without_a_gpu_is_unknown(tmp_path: Path) -> None:
             "host-blocked=5%",
             "'host-blocked' is a finding and no cause: give --fail-on host-blocked",
         ),
-        ("hunger=5%", "'hunger' is not a cause of lost time; choose from data, host, "),
+        ("hunger=5%", "'hunger' is not a cause of lost time; choose from data, loader-restart, "),
         ("host=much", "--max-cause host much: write 10% of a step, or a time, 5ms"),
         ("host", "--max-cause host: write 10% of a step, or a time, 5ms"),
     ],
@@ -182,6 +182,18 @@ def test_a_limit_of_a_cause_that_makes_no_sense_is_refused(
 ) -> None:
     ran = command.gputrace("check", waiting, "--max-cause", given)
     assert_refused(ran, USAGE, words)
+
+
+@pytest.mark.parametrize(
+    "name", ["launch-bound", "Launch-Bound", "launch overhead", "host: launch overhead"]
+)
+def test_a_cause_may_be_named_by_its_label(waiting: Path, name: str) -> None:
+    (gate,) = gates(waiting, "--max-cause", f"{name}=50%", code=MET)
+    assert gate["id"] == "max-cause launch-bound"
+
+
+def test_limits_of_one_cause_are_all_held(waiting: Path) -> None:
+    assert len(gates(waiting, "--max-cause=data=50%", "--max-cause=data=9ms", code=MET)) == 2
 
 
 @pytest.mark.parametrize(("options", "code"), [(KEPT, MET), (BROKEN, NOT_MET)])
