@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
 from gputrace.analyzers.compare import changed_parts, compare, without_waits
-from gputrace.analyzers.compare.runs import SLOW_RATIO, Run, lost_ns
+from gputrace.analyzers.compare.runs import SLOW_RATIO, Mean, Run, difference, lost_ns
 from gputrace.analyzers.findings import ALL_RULES, CAUSES, HOST_RULES
 from gputrace.analyzers.findings.facts import SEVERITIES
 from gputrace.analyzers.ledger.causes import path_of, tree_of
@@ -66,7 +66,7 @@ def cause_of(text: str) -> str:
 
 def check(run: Run, asked: CheckOptions, baseline: Run | None = None) -> Check:
     """Evaluate all gates; the baseline is given where a slow-down is limited."""
-    gates = [gate(run, limit) for limit in asked.limits]
+    gates = [gate(run, limit, baseline) for limit in asked.limits]
     if asked.max_slowdown is not None and baseline is not None:
         gates.append(gate_slowdown(run, baseline, asked.max_slowdown))
     gates += [gate_findings(run.analysis, word) for word in asked.fail_on]
@@ -88,48 +88,85 @@ OF_CAUSE: Final = "cause "
 """Beginning of the figures of causes, before the id."""
 
 
-def gate(run: Run, limit: Limit) -> Gate:
-    """Compare a figure with its limit; of classes, the mean over steps and GPUs."""
+def gate(run: Run, limit: Limit, baseline: Run | None = None) -> Gate:
+    """Compare a figure with its limit, which may be relative to the baseline's; of classes, the
+    mean over steps and GPUs.
+    """
     figure, unit, steps, loop = limit.figure, limit.unit, run.analysis.steps, run.loop
-    parts = IDLE_CAUSES if figure == "idle" else (figure,)
+    parts = {"idle": IDLE_CAUSES, "data_wait": ("host_data",)}.get(figure, (figure,))
     name = f"{'max' if limit.at_most else 'min'}-{figure.replace('_', '-')}"
     why = _why_unknown(run, figure, parts)
     if loop is None or why:
         return Gate(name, False, False, None, limit.value, unit, f"unknown: {why}")
+    if limit.relative and baseline is not None:
+        return _gate_growth(name, run, baseline, limit, parts)
     length = loop.length.value
     if figure == "throughput":
         value, subject, object = (run.samples or 0) / length * 1e9, "the throughput is", ""
     elif figure == "slow_steps":
         value, object = loop.slow_share, " of all"
         subject = f"steps over {SLOW_RATIO} times the median are"
-    elif figure == "data_wait":
-        value, subject = loop.classes["host_data"].value, "the host waits for data for"
-        value, object = value / length if unit == "share" else value, " of a step"
     elif figure == "step_time":
         value, subject, object = length, "a step takes", ""
     elif figure == "step_time_p95":
         value, object = float(run.analysis.unrecorded(steps.p95_ns) or 0), ""
         subject = "the 95th percentile of the steps is"
     else:
-        value, subject = _time_of(run, figure, parts)
-        value, object = value / length if unit == "share" else value, " of a step"
+        time, subject = _time_of(run, figure, parts)
+        value, object = time.value / (length if unit == "share" else 1), " of a step"
     bound = f"{'at most' if limit.at_most else 'at least'} {_formatted(limit.value, unit)}"
     message = f"{subject} {_formatted(value, unit)}{object}; {bound} asked for"
     passed = value <= limit.value if limit.at_most else value >= limit.value
     return Gate(name, passed, True, value, limit.value, unit, message)
 
 
-def _time_of(run: Run, figure: str, parts: Sequence[str]) -> tuple[float, str]:
-    """Return the nanoseconds of a step that go to classes or to a cause, and what to call them."""
+def _gate_growth(name: str, run: Run, baseline: Run, limit: Limit, parts: Sequence[str]) -> Gate:
+    """Fail where a time of a step exceeds the baseline's by more than the limit and the noise of
+    the steps; a share is of the baseline's step.
+    """
+    unit, bound, runs = limit.unit, limit.value, (baseline, run)
+    why, bounds = _why_unknown(baseline, limit.figure, parts), None
+    if len({(len(each.keys), bool(each.analysis.gpus)) for each in runs}) > 1:
+        why = "it ran on other GPUs"
+    elif not why:
+        (before, _), (after, subject) = (_time_of(each, limit.figure, parts) for each in runs)
+        bounds = difference(before, after)
+    if bounds is None or baseline.loop is None:
+        why = f"in the baseline, {why}" if why else "too few steps to tell growth from noise"
+        return Gate(name, False, False, None, bound, unit, f"unknown: {why}")
+    whole = baseline.loop.length.value if unit == "share" else 1.0
+    differences = after.value - before.value, bounds.low, bounds.high
+    # Nothing gets shorter by more than all of it.
+    value, low, high = (max(ns, -before.value) / whole + 0.0 for ns in differences)
+    passed = low <= bound
+    signs = " to ".join(f"{'+' * (ns > 0)}{_formatted(ns, unit)}" for ns in (low, high))
+    amount = f"{_formatted(abs(value), unit)} of a step {'less' if value < 0 else 'more'}"
+    message = f"{subject} {amount} than in the baseline ({signs})"
+    message += f"; at most {_formatted(bound, unit)} more asked for"
+    if passed and value > bound:
+        decides = _what_decides(value - low, value - bound, runs)
+        message += f"; the noise of the steps could explain it: {decides}"
+    return Gate(name, passed, True, value, bound, unit, message)
+
+
+def _time_of(run: Run, figure: str, parts: Sequence[str]) -> tuple[Mean, str]:
+    """Return the nanoseconds of a step that go to classes or to a cause, and what to call them.
+
+    What is not known step by step is as uncertain as the length of the step.
+    """
     assert run.loop is not None
+    classes, length = run.loop.classes, run.loop.length
+    if figure == "idle":
+        whole = sum(classes[part].value for part in parts)
+        return replace(length, value=whole), "the GPUs are idle for"
     if not figure.startswith(OF_CAUSE):
-        subject = BY_ID[figure].gate if figure in BY_ID else "the GPUs are idle for"
-        return sum(run.loop.classes[part].value for part in parts), subject
+        subject = BY_ID[figure].gate if figure in BY_ID else "the host waits for data for"
+        return classes[parts[0]], subject
     cause = figure.removeprefix(OF_CAUSE)
     general, _, label = run.analysis.cause_label(cause).rpartition(": ")
     label += f" ({general})" if general else ""
-    lost = lost_ns(run) if "compute" in run.loop.classes else _lost_by_hosts(run.analysis)
-    return lost.get(cause, 0.0), f"the time lost to {label} is"
+    lost = lost_ns(run) if "compute" in classes else _lost_by_hosts(run.analysis)
+    return replace(length, value=lost.get(cause, 0.0)), f"the time lost to {label} is"
 
 
 def _lost_by_hosts(analysis: Analysis) -> dict[str, float]:
@@ -164,10 +201,9 @@ def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
     on_hosts = figure.startswith(OF_CAUSE) and "compute" not in run.loop.classes
     if on_hosts and path_of(cause, CAUSES)[0] == "data":
         return "" if "host_data" in run.loop.classes else _no_waits(run.analysis)
-    if on_hosts and cause in _OF_HOSTS:
-        return ""
     if on_hosts and (some := [id for id in _OF_HOSTS if cause in path_of(id, CAUSES)]):
-        return f"no GPU activity was recorded; without a GPU, limit its parts: {', '.join(some)}"
+        how = f"no GPU activity was recorded; without a GPU, limit its parts: {', '.join(some)}"
+        return "" if cause in some else how
     needed = ("compute",) if figure.startswith(OF_CAUSE) else parts
     known = figure.startswith("step_time") or all(name in run.loop.classes for name in needed)
     instead = "host_data" in run.loop.classes and figure == "data_feeding"
@@ -176,11 +212,7 @@ def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
 
 
 def _why_not_recorded(analysis: Analysis, cause: str) -> str:
-    """Return why a cause could not have been found, by what the recording lacks; empty if it could.
-
-    A run without collections or compilations may have had none; one without counters or samples
-    was recorded without them.
-    """
+    """Return what the recording lacks without which a cause is not found, or nothing."""
     needs = {kind for each in CAUSES if each.id == cause for kind in each.needs}
     if Kind.COUNTER in needs and not analysis.host_load:
         return "the time of the host's threads was not counted"
@@ -312,6 +344,8 @@ class Limit:
     unit: str
     """``share``, ``ns`` or ``samples_per_s``."""
     at_most: bool = True
+    relative: bool = False
+    """True where it limits by how much the figure exceeds the baseline's, which must be given."""
 
 
 @dataclass(frozen=True, slots=True)

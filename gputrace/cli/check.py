@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -100,9 +101,11 @@ def command(
 ) -> int:
     """Check a run against limits: the exit code is 1 if one is not met, or cannot be evaluated.
 
-    A SHARE is a part of the mean step (10%) or a time per step (5ms). Figures are means over the
-    measured steps and the GPUs. A slowdown counts only if its 95% bounds, from the noise of the
-    steps, are above the limit; without a GPU, also without waits for cores that other programs use.
+    A SHARE is a part of the mean step (10%) or a time per step (5ms); with a baseline also what it
+    may be more than there (+5% of the baseline's step, +2ms). Figures are means over the measured
+    steps and the GPUs. A slowdown, or what is more, counts only if its 95% bounds, from the noise
+    of the steps, are above the limit; a slowdown without a GPU, also without waits for cores that
+    other programs use.
     """
     from gputrace.analyzers.ci_gates import check
     from gputrace.api import open_runs
@@ -138,6 +141,8 @@ def _read_gates(baseline: Path | None, gates: dict[str, Any]) -> CheckOptions:
         raise UsageError("--max-slowdown needs --baseline, the trace to compare with")
     asked = (*gates.items(), *causes)
     limits = [_limit(name, text) for name, text in asked if text is not None]
+    if baseline is None and any(limit.relative for limit in limits):
+        raise UsageError("a limit such as +5% needs --baseline, the trace that it is relative to")
     if not limits and baseline is None and not fail_on:
         raise UsageError(
             "no limit is given; name one, e.g. --max-data-feeding 10%, without a GPU "
@@ -154,13 +159,18 @@ def _limit(name: str, text: str) -> Limit:
 
     bound, _, figure = name.partition("_")
     option = f"--{name.replace('_', '-')}"
+    is_time = figure.startswith("step_time")
+    if text.startswith("+"):
+        if bound == "min" or is_time or figure == "slow_steps":
+            raise UsageError(f"{option} {text}: only parts of a step can be relative to a baseline")
+        return replace(_limit(name, text[1:]), relative=True)
     if figure == "throughput":
         return Limit(figure, _number(option, text), "samples_per_s", False)
     if figure == "slow_steps":
         return Limit(figure, _share(option, text), "share")
-    if text.endswith("%") and not figure.startswith("step_time"):
+    if text.endswith("%") and not is_time:
         return Limit(figure, _share(option, text), "share", bound == "max")
-    what = "a time, 65ms" if figure.startswith("step_time") else "10% of a step, or a time, 5ms"
+    what = "a time, 65ms" if is_time else "10% of a step, or a time, 5ms"
     try:
         time = parse_duration(text)
     except ValueError:

@@ -44,6 +44,17 @@ def trained(path: Path, wait: int) -> Path:
     return run.export.write(path)
 
 
+def noisy(path: Path, wait: int) -> Path:
+    """Steps of 20 ms without a GPU that wait for data every other time, ten times as long."""
+    made = Made(path)
+    made.process(1, 0)
+    for number in range(20):
+        made.step(20 * number, 20 * number + 20)
+        made.wait(20 * number, 20 * number + wait * (5 if number % 4 == 0 else 0.1))
+    made.report()
+    return path
+
+
 def gates(*arguments: str | Path, code: int) -> list[dict[str, Any]]:
     """The gates of the JSON of a check that ends with a code."""
     ran = command.gputrace("check", *arguments, "--json")
@@ -182,6 +193,66 @@ def test_a_limit_of_a_cause_that_makes_no_sense_is_refused(
 ) -> None:
     ran = command.gputrace("check", waiting, "--max-cause", given)
     assert_refused(ran, USAGE, words)
+
+
+@pytest.mark.parametrize(
+    ("limit", "code"),
+    [
+        ("--max-cause=data=+20%", NOT_MET),
+        ("--max-cause=data=+500us", NOT_MET),
+        ("--max-cause=data=+50%", MET),
+        ("--max-data-feeding=+20%", NOT_MET),
+        ("--max-data-feeding=+50%", MET),
+        ("--max-idle=+20%", NOT_MET),
+        ("--max-sync=+1%", MET),
+    ],
+)
+def test_a_limit_may_be_relative_to_the_baseline(
+    waiting: Path, quick: Path, limit: str, code: int
+) -> None:
+    (gate, _) = gates(waiting, limit, "--baseline", quick, "--max-slowdown=90%", code=code)
+    assert gate["evaluated"]
+    assert gate["passed"] == (code == MET)
+
+
+def test_a_relative_limit_tells_what_is_more_with_its_bounds(waiting: Path, quick: Path) -> None:
+    (gate, _) = gates(waiting, "--max-cause=data=+20%", "--baseline", quick, code=NOT_MET)
+    assert gate["message"] == (
+        "the time lost to input is 39.6% of a step more than in the baseline (+35.2% to +44%); at "
+        "most 20% more asked for"
+    )
+    assert (gate["unit"], gate["limit"]) == ("share", 0.2)
+
+
+def test_what_the_noise_of_the_steps_explains_is_no_growth(tmp_path: Path) -> None:
+    a, b = (noisy(tmp_path / f"{wait}.sqlite", wait) for wait in (1, 3))
+    options = "--max-data-wait=+5%", "--baseline", a, "--max-slowdown=90%"
+    (gate, _) = gates(b, *options, code=MET)
+    assert gate["value"] > gate["limit"]
+    assert "the noise of the steps could explain it: about" in gate["message"]
+    assert not gates(b, "--max-data-wait=9%", code=NOT_MET)[0]["passed"]
+
+
+def test_growth_is_unknown_where_the_baseline_does_not_know_the_figure(
+    waiting: Path, host: Path
+) -> None:
+    (gate, _) = gates(waiting, "--max-cause=data=+5%", "--baseline", host, code=NOT_MET)
+    assert gate["message"] == "unknown: in the baseline, it ran on other GPUs"
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--max-cause=data=+5%", "a limit such as +5% needs --baseline"),
+        ("--max-step-time=+5ms", "only parts of a step can be relative to a baseline"),
+        ("--min-compute=+5%", "only parts of a step can be relative to a baseline"),
+        ("--max-slow-steps=+5%", "only parts of a step can be relative to a baseline"),
+    ],
+)
+def test_a_relative_limit_that_makes_no_sense_is_refused(
+    waiting: Path, option: str, words: str
+) -> None:
+    assert_refused(command.gputrace("check", waiting, option), USAGE, words)
 
 
 @pytest.mark.parametrize(
