@@ -46,10 +46,7 @@ def _finding_ids() -> set[str]:
 
 
 def cause_of(text: str) -> str:
-    """Return the id of a cause of lost time, given it or its label, in any case.
-
-    Raises UsageError for what is neither.
-    """
+    """Return the id of a cause, given that or its label in any case; raises UsageError."""
     nodes = (*tree_of(CAUSES), *tree_of(CAUSES, waits_known=False))
     places = {node.id: place for place, node in reversed(list(enumerate(nodes)))}
     in_order = sorted(places, key=lambda id: [places[each] for each in path_of(id, CAUSES)])
@@ -89,9 +86,7 @@ OF_CAUSE: Final = "cause "
 
 
 def gate(run: Run, limit: Limit, baseline: Run | None = None) -> Gate:
-    """Compare a figure with its limit, which may be relative to the baseline's; of classes, the
-    mean over steps and GPUs.
-    """
+    """Compare a figure with its limit; of classes, the mean over steps and GPUs."""
     figure, unit, steps, loop = limit.figure, limit.unit, run.analysis.steps, run.loop
     parts = {"idle": IDLE_CAUSES, "data_wait": ("host_data",)}.get(figure, (figure,))
     name = f"{'max' if limit.at_most else 'min'}-{figure.replace('_', '-')}"
@@ -129,7 +124,7 @@ def _gate_growth(name: str, run: Run, baseline: Run, limit: Limit, parts: Sequen
     if len({(len(each.keys), bool(each.analysis.gpus)) for each in runs}) > 1:
         why = "it ran on other GPUs"
     elif not why:
-        (before, _), (after, subject) = (_time_of(each, limit.figure, parts) for each in runs)
+        (before, _), (after, what) = (_time_of(each, limit.figure, parts) for each in runs)
         bounds = difference(before, after)
     if bounds is None or baseline.loop is None:
         why = f"in the baseline, {why}" if why else "too few steps to tell growth from noise"
@@ -138,30 +133,26 @@ def _gate_growth(name: str, run: Run, baseline: Run, limit: Limit, parts: Sequen
     differences = after.value - before.value, bounds.low, bounds.high
     # Nothing gets shorter by more than all of it.
     value, low, high = (max(ns, -before.value) / whole + 0.0 for ns in differences)
-    passed = low <= bound
     signs = " to ".join(f"{'+' * (ns > 0)}{_formatted(ns, unit)}" for ns in (low, high))
-    amount = f"{_formatted(abs(value), unit)} of a step {'less' if value < 0 else 'more'}"
-    message = f"{subject} {amount} than in the baseline ({signs})"
-    message += f"; at most {_formatted(bound, unit)} more asked for"
-    if passed and value > bound:
+    message = f"{what} {_formatted(abs(value), unit)} of a step {'less' if value < 0 else 'more'}"
+    message += f" than in the baseline ({signs}); at most {_formatted(bound, unit)} more asked for"
+    if low <= bound < value:
         decides = _what_decides(value - low, value - bound, runs)
         message += f"; the noise of the steps could explain it: {decides}"
-    return Gate(name, passed, True, value, bound, unit, message)
+    return Gate(name, low <= bound, True, value, bound, unit, message)
 
 
 def _time_of(run: Run, figure: str, parts: Sequence[str]) -> tuple[Mean, str]:
-    """Return the nanoseconds of a step that go to classes or to a cause, and what to call them.
-
-    What is not known step by step is as uncertain as the length of the step.
+    """Return the nanoseconds of a step that go to classes or to a cause, as uncertain as the step
+    where they are not known step by step, and what to call them.
     """
     assert run.loop is not None
     classes, length = run.loop.classes, run.loop.length
-    if figure == "idle":
-        whole = sum(classes[part].value for part in parts)
-        return replace(length, value=whole), "the GPUs are idle for"
     if not figure.startswith(OF_CAUSE):
-        subject = BY_ID[figure].gate if figure in BY_ID else "the host waits for data for"
-        return classes[parts[0]], subject
+        subjects = {"idle": "the GPUs are idle for", "data_wait": "the host waits for data for"}
+        ns = sum(classes[part].value for part in parts)
+        mean = replace(classes[parts[0]] if len(parts) == 1 else length, value=ns)
+        return mean, subjects.get(figure) or BY_ID[figure].gate
     cause = figure.removeprefix(OF_CAUSE)
     general, _, label = run.analysis.cause_label(cause).rpartition(": ")
     label += f" ({general})" if general else ""
@@ -196,8 +187,11 @@ def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
         is_known = figure == "slow_steps" or "host_data" in run.loop.classes
         return "" if is_known else _no_waits(run.analysis)
     cause = figure.removeprefix(OF_CAUSE)
-    if figure.startswith(OF_CAUSE) and (why := _why_not_recorded(run.analysis, cause)):
-        return why
+    needs = {kind for each in CAUSES if each.id == cause for kind in each.needs}
+    if Kind.COUNTER in needs and not run.analysis.host_load:
+        return "the time of the host's threads was not counted"
+    if Kind.SAMPLE in needs and not run.analysis.host_lines:
+        return "the host was not sampled"
     on_hosts = figure.startswith(OF_CAUSE) and "compute" not in run.loop.classes
     if on_hosts and path_of(cause, CAUSES)[0] == "data":
         return "" if "host_data" in run.loop.classes else _no_waits(run.analysis)
@@ -209,16 +203,6 @@ def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
     instead = "host_data" in run.loop.classes and figure == "data_feeding"
     hint = "; without a GPU use --max-data-wait" if instead else ""
     return "" if known else f"no GPU activity was recorded{hint}"
-
-
-def _why_not_recorded(analysis: Analysis, cause: str) -> str:
-    """Return what the recording lacks without which a cause is not found, or nothing."""
-    needs = {kind for each in CAUSES if each.id == cause for kind in each.needs}
-    if Kind.COUNTER in needs and not analysis.host_load:
-        return "the time of the host's threads was not counted"
-    if Kind.SAMPLE in needs and not analysis.host_lines:
-        return "the host was not sampled"
-    return ""
 
 
 def _no_waits(analysis: Analysis) -> str:

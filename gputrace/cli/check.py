@@ -139,8 +139,7 @@ def _read_gates(baseline: Path | None, gates: dict[str, Any]) -> CheckOptions:
     causes = [(f"max_cause {cause_of(cause)}", share) for cause, _, share in given]
     if slowdown is not None and baseline is None:
         raise UsageError("--max-slowdown needs --baseline, the trace to compare with")
-    asked = (*gates.items(), *causes)
-    limits = [_limit(name, text) for name, text in asked if text is not None]
+    limits = [_limit(name, text) for name, text in (*gates.items(), *causes) if text is not None]
     if baseline is None and any(limit.relative for limit in limits):
         raise UsageError("a limit such as +5% needs --baseline, the trace that it is relative to")
     if not limits and baseline is None and not fail_on:

@@ -132,7 +132,7 @@ def _tables(comparison: Comparison, longest: int) -> Iterator[Table]:
         rows = [row for row in pair.causes[:_MOST_CAUSES] if abs(row.difference_ns) >= least]
         title = f"Why ({UNITS[comparison.unit]}, mean over the GPUs; largest changes first)"
         yield tabulate(title, (Column("", "label"), *_changes(comparison)), rows)
-        title = f"Where the host is, by line ({UNITS[comparison.unit]}; what changed)"
+        title = f"Where the host is, by function ({UNITS[comparison.unit]}; what changed)"
         lines = pair.lines[:_MOST_CAUSES]
         yield tabulate(title, (Column("", "line"), *_changes(comparison)), lines)
         if len(pair.gpus) > 1 or comparison.unit != "step":
@@ -249,9 +249,9 @@ def _kernels_table(comparison: Comparison, pair: Pair, longest: int) -> Table:
     """Tabulate the kernels that changed."""
     changed = [row for row in pair.kernels if row.changed]
     title = f"Kernels: {len(changed)} of {len(pair.kernels)} changed"
-    for word in ("new", "gone"):
-        count = sum(row.status == word for row in pair.kernels)
-        title += f", {count} {word}" if count else ""
+    if any(row.status != "both" for row in changed):
+        words = [{"both": "in both"}.get(row.status, row.status) for row in changed]
+        title += ": " + ", ".join(f"{words.count(each)} {each}" for each in sorted({*words}))
 
     def counts(row: KernelChange) -> str:
         return _arrow(format_number(row.a_count), format_number(row.b_count))

@@ -154,13 +154,36 @@ def test_the_line_that_grew_is_the_reason(tmp_path: Path) -> None:
     assert [(row.line, row.difference_ns) for row in result.pair.lines] == [
         ("train.py:15 model", 6 * MS)
     ]
-    assert result.message.endswith("6.00 ms more in train.py:15 model")
-    assert gate_slowdown(b, a, 0.03).message.endswith("6.00 ms more in train.py:15 model")
+    assert result.message.endswith("6.00 ms more in model (train.py:15)")
+    assert gate_slowdown(b, a, 0.03).message.endswith("6.00 ms more in model (train.py:15)")
     for waits, said in (
-        (6, "6.00 ms of it at train.py:15 model"),
-        (1, "6.00 ms more in train.py:15 model"),
+        (6, "6.00 ms of it in model (train.py:15)"),
+        (1, "6.00 ms more in model (train.py:15)"),
     ):
         change = 0, waits * MS, waits * MS, None, None, True
         loader = ClassChange(*change, "host_data", 0.0, 0.0, None, None)
         pair = replace(result.pair, classes=(loader,))
         assert [*changed_parts("slower", pair, "step")][-1] == said
+
+
+def test_functions_of_a_renamed_file_are_the_same(tmp_path: Path) -> None:
+    """Else the fetch of a script that was renamed would be the culprit of what its main does."""
+    before = {"marked.py:20 fetch": 15.0, "marked.py:30 main": 1.0, "shared.py:3 log": 4.0}
+    after = {"host.py:20 fetch": 15.1, "host.py:31 main": 7.0, "shared.py:3 log": 3.9}
+    a = run_of(tmp_path / "a.sqlite", 20, lines=before)
+    result = compare([a, run_of(tmp_path / "b.sqlite", 26, lines=after)])
+    assert result.message.endswith("20.0 ms; 6.00 ms more in main (host.py:31)")
+
+
+@pytest.mark.parametrize(
+    ("of_load", "said"), [(8.0, "; all of that in load (train.py:7)"), (19.0, "of 20.0 ms")]
+)
+def test_no_function_is_said_to_cost_more_than_the_step_grew(
+    of_load: float, said: str, tmp_path: Path
+) -> None:
+    """Time that has moved from one function to another is no culprit."""
+    before = {"train.py:7 load": 0.5, "train.py:12 model": 19.5}
+    after = {"train.py:7 load": 0.5 + of_load, "train.py:12 model": 25.5 - of_load}
+    a = run_of(tmp_path / "a.sqlite", 20, lines=before)
+    result = compare([a, run_of(tmp_path / "b.sqlite", 26, lines=after)])
+    assert result.message.endswith(said.replace("of 20.0", "instead of 20.0"))

@@ -216,7 +216,10 @@ _LINE_DEVIATIONS: Final = 3
 
 
 def _lines(a: Run, b: Run) -> tuple[LineChange, ...]:
-    """Compare the time in the functions of the program; lines move when it is changed."""
+    """Compare the time in the functions of the program: lines move when it is changed. In a file of
+    one run only, which may be the other's under another name, a function is known by its own.
+    """
+    common = _files(a) & _files(b)
     times: list[dict[str, float]] = []
     squares: defaultdict[str, float] = defaultdict(float)
     label: dict[str, str] = {}
@@ -225,7 +228,8 @@ def _lines(a: Run, b: Run) -> tuple[LineChange, ...]:
         ranks, most = len({row.rank for row in rows}), dict[str, int]()
         for row in rows:
             place, _, function = row.line.partition(" ")
-            key = f"{place.rpartition(':')[0]} {function}"
+            file = place.rpartition(":")[0]
+            key = f"{file if file in common else ''} {function}"
             of_run[key] = of_run.get(key, 0) + row.step_ns / ranks
             squares[key] += (row.step_ns / ranks) ** 2 / row.samples
             if row.samples > most.get(key, 0):
@@ -242,6 +246,11 @@ def _lines(a: Run, b: Run) -> tuple[LineChange, ...]:
         if abs(change) >= max(least, _LINE_DEVIATIONS * squares[key] ** 0.5)
     ]
     return tuple(sorted(found, key=lambda row: -abs(row.difference_ns)))
+
+
+def _files(run: Run) -> set[str]:
+    """Return the program's files in which samples met the hosts."""
+    return {row.line.partition(" ")[0].rpartition(":")[0] for row in run.analysis.host_lines}
 
 
 _EQUAL_INPUT_DIFFERENCE: Final = 0.02
@@ -487,6 +496,10 @@ def _summary(run: Run) -> RunSummary:
     )
 
 
+_OTHER_PROGRAM: Final = 0.1
+"""Common fraction of the kernels of a step, by name, below which programs may be different."""
+
+
 def _warnings(runs: Sequence[Run]) -> Iterator[str]:
     """Yield the reasons why the figures of these runs are hard to compare."""
     cards = {name for run in runs for gpu in run.analysis.gpus if (name := gpu.name)}
@@ -497,6 +510,10 @@ def _warnings(runs: Sequence[Run]) -> Iterator[str]:
         yield f"Different recorders ({', '.join(sources)}) name kernels and cost time differently"
     if _is_mixed(runs):
         yield "Some runs have no GPU activity recorded: their steps are taken as equal work"
+    others = [run for run in runs[1:] if not _files(run) & _files(runs[0])]
+    comparable = len(sources) == 1 and all(run.kernels for run in runs)
+    if comparable and any(alike(runs[0], run) < _OTHER_PROGRAM for run in others):
+        yield "The runs have hardly a kernel in common: they may be different programs"
     for run in runs:
         for finding in run.analysis.findings:
             if finding.id in ("recorder-overhead", "lost-records"):
@@ -546,6 +563,8 @@ NARROW: Final = 0.05
 """Half-width of the bounds, as a fraction of the step, within which two runs are the same."""
 _CLASSES_NAMED: Final = 3
 """Maximum number of classes in a sentence."""
+_MOST_OF_STEP: Final = 2
+"""Maximum difference of a function that is named for one of the step, relative to that."""
 UNITS: Final = {"step": "a step", "iteration": "an iteration", "span": "the span"}
 
 
@@ -620,15 +639,20 @@ def changed_parts(verdict: str, pair: Pair, unit: str) -> Iterator[str]:
     on_hosts = not any(row.name in CLASSES for row in pair.classes)
     if verdict not in ("faster", "slower") or (sure and not on_hosts):
         return
+    step = pair.step.difference_ns if pair.step is not None else 0
     lines = [line for line in pair.lines if (line.difference_ns < 0) == (verdict == "faster")]
-    if lines:
-        line, where = lines[0], f"{more[lines[0].difference_ns < 0]} in"
-        if len(sure) == 1 and pair.step is not None:
+    # Time that has only moved to another function explains nothing.
+    most = (1 if sure else _MOST_OF_STEP) * abs(step)
+    if lines := [line for line in lines if abs(line.difference_ns) <= most]:
+        place, _, function = lines[0].line.partition(" ")
+        time, where = abs(lines[0].difference_ns), f"{more[lines[0].difference_ns < 0]} in"
+        if len(sure) == 1:
             # What else of the step changed may leave no room for most of the line's time.
-            others = abs(pair.step.difference_ns - sure[0].difference_ns)
-            if 2 * others < abs(line.difference_ns) <= abs(sure[0].difference_ns):
-                where = "of it at"
-        yield f"{format_ns(abs(line.difference_ns))} {where} {line.line}"
+            others = abs(step - sure[0].difference_ns)
+            if 2 * others < time <= abs(sure[0].difference_ns):
+                where = "of it in"
+        amount = f"{format_ns(time)} {where}" if time <= abs(step) else "all of that in"
+        yield f"{amount} {function} ({place})"
     elif not sure and not on_hosts:
         yield "no class of time explains it beyond its noise"
 

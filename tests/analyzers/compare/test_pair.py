@@ -155,8 +155,19 @@ def test_kernels_that_came_and_went_are_told(tmp_path: Path, quick: Path) -> Non
     gone, new = (kernels(report)[f"void at::native::{n}_forward_1"] for n in ("gemm", "fused"))
     assert (gone.status, gone.b_count, gone.b_median_ns, gone.changed) == ("gone", 0, None, True)
     assert (new.status, new.a_count, new.a_median_ns, new.changed) == ("new", 0, None, True)
-    assert "10 new" in report.render()
-    assert "10 gone" in report.render()
+    assert "Kernels: 20 of 21 changed: 10 gone, 10 new (" in report.render()
+
+
+def test_runs_without_kernels_in_common_are_noted(tmp_path: Path, quick: Path) -> None:
+    run = Run()
+    for _ in range(20):
+        run.input_copy()
+        run.model(name="fused")
+        run.synchronize()
+    other = written(run, tmp_path / "other.sqlite")
+    said = "hardly a kernel in common"
+    assert said in gputrace.compare(quick, other).render()
+    assert said not in gputrace.compare(quick, quick).render()
 
 
 def test_findings_that_appeared_went_and_stayed(quick: Path, waiting: Path) -> None:
