@@ -164,6 +164,7 @@ def status(target: str | None, as_json: bool) -> None:
     """Show the steps of each rank of an armed job, and whether it is being recorded.
 
     The state is cold (not recording), waiting (for a window's first step), recording or silent.
+    Of a program without steps, `gputrace on --duration 5s` records the lines that it is at.
     """
     from gputrace.collectors.armed import find, select
 
@@ -173,7 +174,11 @@ def status(target: str | None, as_json: bool) -> None:
 @click.command("list")
 @_json
 def list_(as_json: bool) -> None:
-    """List the armed processes of this user on this machine."""
+    """List the armed processes of this user on this machine.
+
+    step: how many have ended, "none yet" of a program that marks none so far; gpu: ready, unstarted
+    (the process uses no GPU yet), or none (no NVIDIA driver: only the host is recorded).
+    """
     from gputrace.collectors.armed import find
 
     found = find()
@@ -194,7 +199,8 @@ def _show(processes: Sequence[ArmedProcess], as_json: bool) -> None:
     names = ("job", "pid", "rank", "step", "state", "gpu", "command")
     if not processes:
         return
-    rows = [[process.to_json()[name] for name in names] for process in processes]
+    found = [process.to_json() | {"step": process.step or "none yet"} for process in processes]
+    rows = [[row[name] for name in names] for row in found]
     table = [list(names), *(["-" if cell is None else str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[at]) for row in table) for at in range(len(names) - 1)]
     for row in table:

@@ -241,8 +241,8 @@ def select(target: str | None, among: Sequence[ArmedProcess]) -> list[ArmedProce
     Without a target, of the only one. Those that neither train nor use a GPU, as launchers do, are
     left out if others do. Raises UsageError if there is no such job.
     """
-    jobs = sorted({process.job for process in among})
-    chosen = {p.job for p in among if target in _names(p)} if target else set(jobs)
+    active = [p for p in among if p.step or p.gpu == "ready" or p.state != "cold"]
+    chosen = {p.job for p in (among if target else active or among) if _is_meant(p, target)}
     if not chosen and target and target.isdecimal() and read_stat(int(target)) is not None:
         if "GPUTRACE_ARM" in (read_environment(int(target)) or {}):
             raise UsageError(f"process {target} is armed, but has not begun to train, or is ending")
@@ -257,15 +257,15 @@ def select(target: str | None, among: Sequence[ArmedProcess]) -> list[ArmedProce
     if len(chosen) > 1:
         raise UsageError(f"several jobs are armed: name one of {', '.join(sorted(chosen))}")
     members = [process for process in among if process.job in chosen]
-    active = [p for p in members if p.step or p.gpu == "ready" or p.state != "cold"]
-    return active or members
+    return [process for process in members if process in active] or members
 
 
-def _names(process: ArmedProcess) -> set[str]:
-    """Return what may stand for a process: its pid, its parent's, its job's name or id."""
+def _is_meant(process: ArmedProcess, target: str | None) -> bool:
+    """Return whether a pid, its parent's, a job's name or id stands for a process; None for any."""
     last = process.job.rpartition(" ")[2]
     owner = _first_pid(process.folder)
-    return {str(process.pid), owner, process.job, last, last.partition(".")[0]}
+    names = (str(process.pid), owner, process.job, last, last.partition(".")[0])
+    return not target or target in names
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,6 +300,34 @@ def test_a_process_without_steps_records_for_as_long_as_the_steps_of_its_job(
     assert {process.state for process in machine.find()} == {"cold"}
 
 
+@pytest.mark.parametrize("imports", ["time", "gputrace, time"])
+def test_a_program_without_steps_is_listed_from_its_start_and_recorded_for_a_time(
+    machine: Machine, tmp_path: Path, imports: str
+) -> None:
+    script = tmp_path / "lines.py"
+    # What it starts may be a helper of any kind, and does not listen.
+    helper = "[sys.executable, '-c', 'import time; time.sleep(60)']"
+    works = "until = time.monotonic() + 60\nwhile time.monotonic() < until:\n    sum(range(999))\n"
+    script.write_text(f"import {imports}, subprocess, sys\nsubprocess.Popen({helper})\n{works}")
+    program = machine.start(sys.executable, str(script))
+    wait_for(machine.find)
+    assert [(p.pid, p.step, p.state) for p in machine.find()] == [(program.pid, 0, "cold")]
+    assert "none yet" in machine.gputrace("list").out
+    command.assert_refused(machine.gputrace("on"), 2, "no step of a training was seen so far")
+    trace = tmp_path / "t.sqlite"
+    ran = machine.gputrace("on", "--duration", "1s", "-o", trace)
+    assert ran.code == 0, ran.err
+    assert "lines.py:5" in command.gputrace("analyze", trace).out
+
+
+def test_the_job_that_trains_is_meant_where_others_have_no_steps(machine: Machine) -> None:
+    other = machine.start(sys.executable, "-c", "import time; time.sleep(60)")
+    wait_for(machine.find)
+    program = machine.train()
+    assert [p.pid for p in armed.select(None, machine.find())] == [program.pid]
+    assert [p.pid for p in armed.select(str(other.pid), machine.find())] == [other.pid]
+
+
 def test_a_program_that_is_not_armed_is_told_what_can_be_had(machine: Machine) -> None:
     pid = str(os.getpid())
     ran = machine.gputrace("on", pid)

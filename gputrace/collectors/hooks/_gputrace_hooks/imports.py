@@ -109,19 +109,25 @@ def patch(module: "ModuleType") -> None:
         return
     from . import recorder
 
-    if os.environ.get("GPUTRACE_LINES") and module.__name__ != "multiprocessing.util":
-        from . import sampler
-
-        sampler.install_for_steps(os.environ["GPUTRACE_LINES"])
-    if os.environ.get("GPUTRACE_ARM") and module.__name__ != "multiprocessing.util":
-        from . import remote
-
-        remote.listen_unless_worker()
+    if module.__name__ != "multiprocessing.util":
+        _get_ready()
     for hook in hooks:
         try:
             hook(module)
         except Exception:
             recorder.note_failure(module.__name__)
+
+
+def _get_ready() -> None:
+    """Sample lines once something is recorded, and listen in an armed process."""
+    if os.environ.get("GPUTRACE_LINES"):
+        from . import sampler
+
+        sampler.install_for_steps(os.environ["GPUTRACE_LINES"])
+    if os.environ.get("GPUTRACE_ARM"):
+        from . import remote
+
+        remote.listen_unless_worker()
 
 
 _installed: "list[None]" = []
@@ -141,7 +147,11 @@ def install() -> None:
         cures.install()
         changes.append(cures.change_hooks)
     if os.environ.get("GPUTRACE_ARM"):
-        from . import remote  # noqa: F401
+        from . import remote
+
+        # It may have neither steps nor a framework; what it starts may be a helper of any kind.
+        if remote.is_first():
+            _get_ready()
     sys.meta_path.insert(0, Finder())
     loaded: dict[str, Any] = dict(sys.modules)
     for name, module in loaded.items():

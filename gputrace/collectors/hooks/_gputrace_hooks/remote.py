@@ -2,8 +2,9 @@
 
 GPUTRACE_ARM names the folder of this user's armed processes, or is 1 for /tmp/gputrace-UID. In it
 each Python that no armed one has started makes a folder, to which all processes below it write, as
-into a ring. Those that may train listen there, at PID.socket; PID.token has a word to show. Modes
-are 0700 and 0600, and peers of another user are sent away before anything they say is read.
+into a ring. It listens there, as do those below it that may train, at PID.socket; PID.token has a
+word to show. Modes are 0700 and 0600, and peers of another user are sent away before anything they
+say is read.
 
 A request is a line of words: the token, what to do, and numbers:
 
@@ -295,6 +296,11 @@ def _folder() -> str:
     return os.environ.get("GPUTRACE_DIR") or FOLDER
 
 
+def is_first() -> bool:
+    """Return whether this process made its folder: no armed Python has started it."""
+    return os.path.basename(_folder()).startswith(f"{os.getpid()}-")
+
+
 def listen_unless_worker() -> None:
     """Listen before the first step: a program may have none that the hooks know.
 
@@ -368,8 +374,7 @@ def _leave() -> None:
                 listener.close()
                 listener.remove()
         others = [name[: -len(".socket")] for name in os.listdir(folder) if ".socket" in name]
-        is_own = os.path.basename(folder).startswith(f"{os.getpid()}-")
-        if not is_own or any(os.path.exists(f"/proc/{pid}") for pid in others):
+        if not is_first() or any(os.path.exists(f"/proc/{pid}") for pid in others):
             return
         # Held by who makes a trace of what is there, who then removes it.
         lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
