@@ -405,8 +405,9 @@ def find_host_lanes(
         why, remedy = trace.no_gpu
         message = (
             f"no GPU activity ({why}), and neither steps nor waits for data with other work "
-            f"between; {remedy}; without a GPU, `import gputrace`, call gputrace.step() at the end "
-            "of each step, wrap what makes its batches in `with gputrace.annotate('data'):`, and "
+            f"between; {remedy}; without a GPU, `gputrace record --python` names the lines of a "
+            "Python program as it is; or `import gputrace`, call gputrace.step() at the end of "
+            "each step, wrap what makes its batches in `with gputrace.annotate('data'):`, and "
             "record again"
         )
         raise InputError(trace.path, message)

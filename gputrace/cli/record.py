@@ -243,7 +243,9 @@ def _conclude(prepared: Prepared, has_run: bool, *, failed: bool) -> int:
 
 def _counts(merged: Merged) -> str:
     kernels, steps = format_count(merged.kernels, "kernel"), format_count(merged.steps, "step")
-    return f"{kernels}, {steps}, processes: {merged.processes}"
+    # One that left nothing has run all the same.
+    processes = f", processes: {merged.processes}" if merged.processes else ""
+    return f"{kernels}, {steps}{processes}"
 
 
 _LEAST_STEPS: Final = 2
@@ -271,10 +273,13 @@ def log_merged(merged: Merged, output: Path, traces: str, *, failed: bool) -> No
         log(problem if merged.processes else f"{problem}{lacks}")
         return
     seen = "only one step was" if merged.steps else "no steps were"
+    lines = (
+        "`gputrace record --python` names the lines of a Python program as it is; for the steps, "
+    )
     log(
-        f"{seen} seen: `import gputrace` and call gputrace.step() at the end of each, or wrap "
-        "each in `with gputrace.step():`, and what makes its batches in `with "
-        "gputrace.annotate('data'):`, and record again"
+        f"{seen} seen: {'' if has_lines else lines}`import gputrace` and call gputrace.step() at "
+        "the end of each, or wrap each in `with gputrace.step():`, and what makes its batches in "
+        "`with gputrace.annotate('data'):`, and record again"
     )
 
 

@@ -59,7 +59,7 @@ def train_with_numpy() -> tuple[float, float]:
     second = random.normal(size=(512, CLASSES)) / 23
     losses = []
 
-    @gputrace.annotate("load batch")
+    @gputrace.annotate("data")
     def load() -> Any:
         time.sleep(LOADING_S)
         labels = random.integers(CLASSES, size=BATCH)

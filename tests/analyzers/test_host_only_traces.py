@@ -268,7 +268,7 @@ def test_a_process_that_becomes_another_program_is_one_process(tmp_path: Path) -
 def test_a_recorded_program_without_steps_and_waits_cannot_be_analyzed(tmp_path: Path) -> None:
     trace = record(tmp_path, "pass")
     ran = command.gputrace("analyze", trace)
-    words = ("no GPU activity", "neither steps nor waits", "call gputrace.step()")
+    words = ("no GPU activity", "neither steps nor waits", "record --python", "gputrace.step()")
     command.assert_refused(ran, command.UNREADABLE, *words)
 
 
@@ -276,11 +276,11 @@ def test_a_recorded_program_without_steps_and_waits_cannot_be_analyzed(tmp_path:
     ("program", "code", "next_"),
     [
         ("import gputrace\nfor _ in range(3): gputrace.step()", 0, "next: gputrace analyze"),
-        ("pass", 0, "no steps were seen: `import gputrace` and call gputrace.step()"),
+        ("pass", 0, "no steps were seen: `gputrace record --python` names the lines of a Python"),
         (
             "import gputrace; gputrace.step()",
             0,
-            "only one step was seen: `import gputrace` and call",
+            "only one step was seen: `gputrace record --python` names",
         ),
         (
             "raise SystemExit(7)",

@@ -33,7 +33,7 @@ import gputrace
 
 def batches(count):
     for number in range(count):
-        with gputrace.annotate("load batch"):
+        with gputrace.annotate("data"):
             time.sleep(0.020)
         yield [float(number + index) for index in range(64)]
 
