@@ -231,7 +231,9 @@ work()
     assert {row.rank for row in report.host_lines} == {0}
     assert sum(row.share for row in report.host_lines) == pytest.approx(1)
     (only,) = report.findings
-    assert re.search(r"the host is at .* work in \d+% of the samples", words_of(only))
+    assert re.match(r"the host is at .* work in \d+% of the samples", only.message)
+    assert "no GPU activity was recorded" in words_of(only)
+    assert re.match(r"look at .* work; mark the steps", only.advice)
     assert "mark the steps (gputrace.step())" in only.advice
     assert "Where the host is, by line (whole span, " in report.render("text")
 

@@ -378,7 +378,7 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         place, details = facts.line_in(time, blocked=True), []
         ask = "" if facts.lines is not None else "; record with --python to name the line"
         severity, advice = "high" if share >= HIGH else "medium", f"check what it waits for{ask}"
-        line, waits = "", "for something other than data or a core"
+        line, waits = "", "but not for a core, nor for data that is marked"
         if place is not None:
             line, advice = place.line, f"look at {place.line}"
             details.append(f"it sits at {line} for {format_ns(place.share * cost)} of that")
@@ -389,6 +389,11 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
             severity, waits = "low", "while other threads of its process compute for as long"
             advice = "nothing to do if it waits for their results: XLA's threads compute so "
             advice += "without a GPU"
+        elif not any(step.host_data_ns for step in steps):
+            details.append(
+                "if batches are made or awaited there, wrap that in "
+                "`with gputrace.annotate('data'):`; few other names count as data"
+            )
         id = "host-blocked"
         if re.search(_MAKES_BATCHES, line.partition(" ")[2]):
             id, waits, advice = "data-feeding", "for its next batch", _FILL_THE_QUEUE

@@ -571,27 +571,34 @@ def _evidence(times: _Times, run: int, lost: int) -> dict[str, float | int | str
     }
 
 
+_OF_SAMPLES: Final = 0.5
+"""Share of the samples of a program without steps at a line that is its finding."""
+
+
 def no_gpu_activity(facts: Facts) -> Iterator[Finding]:
     """The trace holds only host activity (`low`); the details give the reason, and what the host
-    waits between the passes of an update.
+    waits between the passes of an update. Without steps, the line of at least half of the samples
+    comes first.
 
     Wrong if: `nvidia-smi` shows the program on a GPU.
     """
     if facts.trace.no_gpu is None:
         return
     why, remedy = facts.trace.no_gpu
+    unknown = "no GPU activity was recorded: kernels, copies and idle time are unknown"
+    to_record = f"{remedy}; `gputrace doctor` says what a machine lacks to record its GPUs"
     lines = () if facts.steps else facts.host_lines[:1]
-    mark = "" if facts.steps else "; mark the steps (gputrace.step()) to see what they wait for"
+    at = [f"the host is at {each.line} in {each.share:.0%} of the samples" for each in lines]
+    message, first = unknown, ""
+    if lines and lines[0].share >= _OF_SAMPLES:
+        message, first, at = at[0], f"look at {lines[0].line}; ", [unknown]
+    mark = "" if facts.steps else "mark the steps (gputrace.step()) to see what they wait for; "
     yield facts.finding(
         "no-gpu-activity",
         "low",
         0,
-        "no GPU activity was recorded: kernels, copies and idle time are unknown",
-        f"{remedy}; `gputrace doctor` says what a machine lacks to record its GPUs{mark}",
+        message,
+        f"{first}{mark}{to_record}",
         {"why": why},
-        [
-            why,
-            *wait_between_passes(facts),
-            *(f"the host is at {each.line} in {each.share:.0%} of the samples" for each in lines),
-        ],
+        [*at, why, *wait_between_passes(facts)],
     )

@@ -199,6 +199,8 @@ def test_no_line_is_named_where_another_thread_was_sampled_than_the_one_that_tra
     found = the(analyze(export, tmp_path), "host-blocked")
     assert "line" not in found.evidence
     assert found.advice == "check what it waits for"
+    assert "not for a core, nor for data that is marked" in found.message
+    assert "gputrace.annotate('data')" in words_of(found)
 
 
 @pytest.mark.parametrize("computes", [5, 7])
