@@ -19,6 +19,8 @@ from gputrace.errors import ExitCode, InputError, MissingError, UsageError
 from gputrace.units import format_count, parse_duration
 
 if TYPE_CHECKING:
+    from gputrace.collectors.armed import ArmedProcess
+    from gputrace.collectors.sketching import Sketcher
     from gputrace.model.sketches import SketchReport, Slowdown
 
 _SHORTEST_NS: Final = 500_000_000
@@ -107,7 +109,7 @@ def command(
         )
         while True:
             members = [member for member in find() if member.job == job]
-            steps += sketcher.look(members)
+            steps = _look(sketcher, members, steps)
             if any(folder.glob("*.sketch")):
                 report = report_sketches(read_sketches(folder))
                 for change in report.changes:
@@ -131,6 +133,14 @@ def command(
     kept = f"{format_count(steps, 'step')} of {processes} kept in {folder}"
     note(kept if known or not steps else f"{kept}: no rank is late, no step became slower")
     return ExitCode.DONE
+
+
+def _look(sketcher: Sketcher, members: Sequence[ArmedProcess], steps: int) -> int:
+    """Keep the steps that are new; return how many there are, and say when the first are seen."""
+    now = steps + sketcher.look(members)
+    if now and not steps:
+        note("its first steps are seen; a line follows when a rank is late, or steps become slower")
+    return now
 
 
 def _duration(option: str, text: str) -> int:

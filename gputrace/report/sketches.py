@@ -15,7 +15,7 @@ def document(result: SketchReport, limits: Limits) -> Document:
     messages += [change.message for change in result.changes]
     head = [Line(f"{capital(message)}.") for message in messages]
     first = (Column("job", "job"),) if len(jobs) > 1 else ()
-    title = "Steps of each rank (median, 95th percentile, and the mean of each part)"
+    title = "Steps of each rank (median, 95th percentile; means: waits for data, queued for a core)"
     return Document(
         head=tuple(head) or (Line("No rank is late, and no step became slower."),),
         tables=present(

@@ -80,6 +80,7 @@ def test_a_late_rank_is_said_while_it_runs_and_read_from_the_folder_later(
     assert re.search(
         rf"watching \d processes of job \S+ for 3 s; `gputrace analyze {folder}`", ran.err
     )
+    assert ran.err.count("its first steps are seen") == 1
     assert re.search(rf"\d+ steps of \d processes kept in {folder}\n", ran.err)
     assert "rank 2 is late by " in ran.err
     assert "waiting for data at <string>:5 load" in ran.err
