@@ -274,29 +274,29 @@ def _explain(
     """Return a lane with the causes of its gaps, and its feeding thread's time in the data loader.
 
     Of several threads, the one with most counts. The calls show it only where no waits were
-    recorded, and of threads that launch kernels: one that only copies prefetches, and may wait for
-    room as well. While the GPU was not recorded, neither counts.
+    recorded, and of threads that launch kernels, outside their forward passes: one that only copies
+    prefetches, and may wait for room as well. While the GPU was not recorded, neither counts.
     """
     process, calls, evidence = operations.gpu.process, host.calls, host.evidence
     waits = host.waits.get(process, {})
     causes = without_calls(gaps)
     if calls is not None:
         causes = find_causes(operations, gaps, calls, evidence, waits)
+    all_data = all_waits(process, calls, evidence, waits)
     known = [time for pair, time in evidence.data.items() if pair[0] == process]
     if not known and calls is not None:
         launched = operations.events.having("kind", "process", "correlation")
         launched = launched.select(is_among(launched.kind, (Kind.KERNEL, Kind.GRAPH)))
         issued_by = calls.issued_by(launched)
         launching = set(distinct_ids(calls.thread[issued_by[issued_by != NOBODY]]).tolist())
-        waits = {thread: time for thread, time in waits.items() if thread in launching}
-    data = max(known or waits.values(), key=lambda time: time.total, default=None)
+        known = [all_data[calls.threads[thread]] for thread in waits if thread in launching]
+    data = max(known, key=lambda time: time.total, default=None)
     if data is not None and len(operations.recorded) > 1:
         data = data.intersection(operations.recorded)
     with_calls = None
     if (recorded := operations.coverage.calls) is not None:
         starts, ends = np.array(recorded, np.int64).reshape(-1, 2).T
         with_calls = union(starts, ends).clip(*timeline.window)
-    all_data = all_waits(process, calls, evidence, waits)
     return Lane(timeline, causes, data, data=all_data, with_calls=with_calls)
 
 

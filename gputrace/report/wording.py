@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gputrace.analyzers.timeline_model import SceneLane
 
 _HIDDEN_SHARE: Final = 0.01
-"""Share of the time above which hidden data loading is mentioned."""
+"""Share of the time above which data loading that no GPU waits for is mentioned."""
 
 
 _UNEXPLAINED: Final = ("other_idle_ns", "total_ns")
@@ -149,7 +149,7 @@ def notes(analysis: Analysis) -> Iterator[str]:
 
 
 def _loader_note(analysis: Analysis) -> Iterator[str]:
-    """Note data loading hidden under GPU work: no loss yet, but the next potential bottleneck."""
+    """Note data loading that no GPU waits for: no loss yet, but the next potential bottleneck."""
     rows = [row for row in analysis.breakdown if row.host_data_ns is not None and row.steps]
     if not rows or not analysis.gpus:
         return
@@ -159,8 +159,9 @@ def _loader_note(analysis: Analysis) -> Iterator[str]:
     if host - waited > _HIDDEN_SHARE * sum(row.total_ns for row in rows):
         a_turn = loop_name(analysis)[1]
         yield (
-            f"The host waits for data for {format_ns(host / steps)} {a_turn}; "
-            f"{format_ns((host - waited) / steps)} of that is hidden under GPU work."
+            f"The host waits for data for {format_ns(host / steps)} {a_turn}, the "
+            f"{'GPU' if len(rows) == 1 else 'GPUs'} for "
+            f"{format_ns(waited / steps) if waited else 'none'} of that."
         )
 
 

@@ -229,12 +229,15 @@ def test_a_programs_own_optimizer_on_the_host_is_known_by_its_copies(
         assert cure.gain_ns == pytest.approx(15 * MS, rel=0.05)
 
 
-def test_what_a_game_does_between_calls_of_the_model_loads_no_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moves", [4, 8])
+def test_what_a_game_does_between_calls_of_the_model_loads_no_batch(
+    tmp_path: Path, moves: int
+) -> None:
     """Though a copy to the GPU follows: its moves need what the call before it returned."""
     loop = Loop()
     for number in range(20):
         loop.run.now = number * 20 * MS
-        for _ in range(8):
+        for _ in range(moves):
             begin = loop.run.now
             loop.run.kernel(100 * US, "gemm")
             loop._add("GPUTRACE_HOST_RANGE", "model", begin, 0.02, kind=PHASE)
@@ -251,6 +254,8 @@ def test_what_a_game_does_between_calls_of_the_model_loads_no_batch(tmp_path: Pa
     assert report.steps.count == 20
     assert ids(report)[0] == "host-work"
     assert "data-feeding" not in charged_ms(report)
+    assert not report.breakdown[0].host_data_ns
+    assert not any("data" in gap.evidence for gap in report.gaps.largest)
 
 
 def test_work_outside_of_the_passes_is_the_programs_own(tmp_path: Path) -> None:
