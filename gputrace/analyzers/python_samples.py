@@ -43,10 +43,19 @@ class SampledLine(Struct, frozen=True):
     """Number of all samples."""
     frame: str | None = None
     """Innermost frame that most samples at the line are in; None where unknown."""
+    of_function: int = 0
+    """Number of samples at the lines of its function, where these were counted together."""
+
+    def __str__(self) -> str:
+        """Return the samples that show it, ``45% of 11 samples, 73% in EMA.update``."""
+        text = f"{self.count / self.samples:.0%} of {self.samples:,} samples"
+        if self.of_function <= self.count:
+            return text
+        return f"{text}, {self.of_function / self.samples:.0%} in {self.line.rpartition(' ')[2]}"
 
     @property
     def share(self) -> float:
-        return self.count / self.samples
+        return max(self.count, self.of_function) / self.samples
 
     @property
     def told(self) -> str:
@@ -108,7 +117,7 @@ class PythonLines(Struct, frozen=True, dict=True):
         """Return the line with most of some samples of some threads; None without samples.
 
         Where no line has the share ``least`` of them, but the lines of one function together have,
-        it is the first of these, with the samples of all.
+        it is the first of these.
         """
         parts = [self.names[thread][mine] for thread, mine in samples.items()]
         if not any(len(part) for part in parts):
@@ -143,7 +152,8 @@ class PythonLines(Struct, frozen=True, dict=True):
         if lines is None:
             return None
         line = max(lines, key=lambda line: lines[line])
-        return SampledLine(line, sum(lines.values()), int(counts.sum())), list(lines)
+        of_function, every = sum(lines.values()), int(counts.sum())
+        return SampledLine(line, lines[line], every, None, of_function), list(lines)
 
 
 def read_python_lines(shard: Shard) -> PythonLines | None:

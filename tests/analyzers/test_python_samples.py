@@ -76,6 +76,21 @@ def test_other_work_of_the_host_names_its_line_too(tmp_path: Path) -> None:
     assert "while the host does other work at train.py:70 log" in message(report, "host-work")
 
 
+def test_lines_of_one_function_are_named_together_with_the_share_of_the_first(
+    tmp_path: Path,
+) -> None:
+    run = Run()
+    for number in range(10):
+        train(run, 1)
+        run.model(2)
+        lines = (f"/home/me/train.py:{70 + min(part, number % 5)} log" for part in range(5))
+        run.wait_at(*lines, *["/home/me/train.py:90 main"] * 2)
+        run.kernel(MS, "late")
+        run.synchronize()
+    told = message(analyze(run, tmp_path), "host-work")
+    assert "at train.py:70 log in 27% of 63 samples, 71% in log" in told
+
+
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_line_that_calls_a_library_s_loop_names_the_library_s_frame(
     tmp_path: Path, others: int

@@ -377,7 +377,7 @@ def _by_thread(host: Host, cause: str, of: str, time: Intervals, turns: int) -> 
         line, frame, samples = None, None, ""
         if place is not None:
             line, frame = place.line, place.frame
-            samples = f"{place.share:.0%} of {place.samples:,} samples"
+            samples = str(place)
         name, spent = longest_os_call(trace, host.os_calls(pair[0]), pair, mine)
         call = name if 2 * spent > mine.total else None
         text = ", ".join(filter(None, (samples, name and describe_os_call(name, spent / turns))))
