@@ -378,7 +378,9 @@ def _causes(view: GpuShardView, windows: StepWindows, warmup: int) -> dict[str, 
         "data_feeding": view.lane.causes.of["data_feeding"],
         "host": EMPTY,
     }
-    for cause, called in _on_host(view, int(windows.start[0]), int(windows.end[-1])).items():
+    # Warm-up may lie outside of the part that is looked at.
+    gaps = reduce(merge_touching, view.lane.causes.of.values(), EMPTY)
+    for cause, called in _on_host(view, gaps, int(windows.start[0]), int(windows.end[-1])).items():
         proofs[cause] = merge_touching(proofs[cause], called)
     given, beyond = EMPTY, {}
     for cause in WARMUP_CAUSES:
@@ -395,10 +397,10 @@ def find_start_up(view: GpuShardView) -> dict[str, Intervals]:
     memory allocated, in calls of a millisecond and more, by a program that seldom frees any.
     """
     spans, process = view.once(_named_spans), view.operations.gpu.process
-    shown = _on_host(view, *view.lane.window)
+    gaps, given, once = view.lane.timeline.gaps, EMPTY, {}
+    shown = _on_host(view, gaps, *view.lane.window)
     if len(shown.get("freeing", EMPTY)) >= _FREES_OF_START_UP:
         del shown["allocation"]
-    gaps, given, once = view.lane.timeline.gaps, EMPTY, {}
     for cause in _ONCE:
         known = spans.get(cause, {}).get(process, EMPTY)
         proven = merge_touching(known, shown.get(cause, EMPTY))
@@ -408,8 +410,8 @@ def find_start_up(view: GpuShardView) -> dict[str, Intervals]:
     return once
 
 
-def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
-    """Return when the calls of the GPU's process show some of the causes."""
+def _on_host(view: GpuShardView, gaps: Intervals, start: int, end: int) -> dict[str, Intervals]:
+    """Return when the calls of the GPU's process show some of the causes, given the GPU's gaps."""
     calls = view.calls
     if calls is None:
         return {}
@@ -449,7 +451,6 @@ def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
 
     generated = list(view.trace.search(distinct_ids(firsts.name), _GENERATED))
     compiled = firsts.start[is_among(firsts.name, generated)]
-    gaps = view.lane.timeline.gaps
     compiles = gaps.select(np.isin(gaps.end, compiled) & (gaps.lengths >= _COMPILING_NS))
 
     wanted = [id for id, name in names.items() if re.match(_ENTRY_POINT, name)]

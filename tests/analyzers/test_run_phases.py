@@ -11,8 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import gputrace
 from gputrace.analyzers.run_phases import find_epochs
 from gputrace.api import Report
+from gputrace.data import unpacked
 from gputrace.model.results import Phase
 from gputrace.report.wording import describe_parts, run_parts
 from tests.analyzers.findings.test_host_compilations import add_range, give_host_ranges
@@ -384,6 +386,14 @@ class TestWarmup:
         assert phase.causes["compilation"] == pytest.approx(50 * MS, rel=0.02)
         assert phase.cost_ns == pytest.approx(50 * MS, rel=0.05)
         assert "is compilation" in words_of(finding_of(report, "warmup"))
+
+
+def test_warm_up_has_its_causes_in_a_part_of_the_trace_too() -> None:
+    with unpacked("demo.sqlite.xz") as demo, gputrace.open(demo) as trace:
+        whole = trace.analyze()
+        part = trace.analyze(time="8.8s:9.0s")
+    assert "is host work" in finding_of(whole, "warmup").message
+    assert finding_of(part, "warmup").message == finding_of(whole, "warmup").message
 
 
 @settings(max_examples=few(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
