@@ -26,7 +26,7 @@ def worth_listing(row: StepOnGpu) -> list[StepPart]:
 
 
 def document(result: StepExplanation, limits: Limits) -> Document:
-    """Return the answer, what the step has more of than the median step, and the other GPUs."""
+    """Return the answer, what the step differs in from the median step, and the other GPUs."""
     first, notes = result.gpus[0], []
     if (gap := first.longest_gap) is not None:
         share = format_share(gap.length_ns, first.total_ns)
@@ -44,11 +44,10 @@ def document(result: StepExplanation, limits: Limits) -> Document:
     names = [kernel.name for kernel in first.kernels]
     labels = dict(zip(names, kernel_labels(names, limits.width or 80), strict=True))
     gpus = result.gpus if len(result.gpus) > 1 else ()
-    if result.advice:
-        notes.append(f"What to do: {result.advice}.")
+    notes.append(f"What to do: {result.advice}." if result.advice else "Nothing stands out in it.")
     tables = (
         declared(
-            f"What step {result.step} has more of than step {first.usual_step}",
+            f"What step {result.step} differs in from step {first.usual_step}",
             worth_listing(first),
         ),
         declared("Kernels that differ", first.kernels, Column("", lambda each: labels[each.name])),

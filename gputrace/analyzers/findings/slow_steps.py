@@ -86,7 +86,7 @@ _HOST_TOOK: Final = {
 """Detail and advice, by what takes the host in slow steps, as in the evidence."""
 _EXPLAIN: Final = {*KEEP_LOADER.values(), *(remedy for _, remedy in _HOST_TOOK.values())}
 """Advice that says why steps are slow."""
-_HOST_THEN: Final = (
+HOST_THEN: Final = (
     "check what the program does only in these steps: garbage collection, logging, a periodic "
     "checkpoint or evaluation, other programs on its cores"
 )
@@ -94,9 +94,9 @@ _LOAD_EVENLY: Final = (
     "check the batches of these steps: larger samples, a slower disk, a cache being filled, too "
     "few batches prefetched"
 )
-_IN_SLOW_STEPS: Final = {
+IN_SLOW_STEPS: Final = {
     "compute": "check the batches of these steps: longer inputs, shapes that need a kernel search "
-    "or compilation, a periodic evaluation; or the GPU's clocks in them",
+    "or compilation, a periodic evaluation; or the GPU's clocks then",
     "communication": "check which rank arrives last in these steps, and what else uses the links "
     "then",
     "h2d": "check what only these steps copy to the GPU: larger batches, tables or masks made on "
@@ -115,7 +115,7 @@ _IN_SLOW_STEPS: Final = {
     "alloc": "check the shapes of these steps: inputs longer than any before need new memory; pad "
     "them, or run the longest first",
 }
-"""Advice by the class or phase that is longer in slow steps; of all others `_HOST_THEN`."""
+"""Advice by the class or phase that is longer in slow steps; of all others `HOST_THEN`."""
 
 
 def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | None:
@@ -146,7 +146,7 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     is_explained = advice in _EXPLAIN
     added, charged = (format_ns(ns / len(longest)) for ns in (excess, (1 - part) * excess))
     amount = "all" if charged == added else charged
-    elsewhere = f", {amount} of it charged to other causes" if part < NEARLY_ALL else ""
+    elsewhere = f"; {amount} of that is counted under its causes, not here" * (part < NEARLY_ALL)
     details.insert(1, f"they add {added} to the mean step{elsewhere}")
     if met is not None and not is_explained and shared >= _NAMED_REASON_SHARE * excess:
         details.append(f"{met} meanwhile")
@@ -205,7 +205,7 @@ def _why(
 
     ``took`` has the nanoseconds of each slow step that each of `_HOST_TOOK` has.
     """
-    details, advice = [], _IN_SLOW_STEPS.get(slow.most, _HOST_THEN)
+    details, advice = [], IN_SLOW_STEPS.get(slow.most, HOST_THEN)
     if slow.most == CHECKPOINT:
         advice = save_aside(facts.framework)
     keep = KEEP_LOADER.get(facts.framework, KEEP_LOADER[""])
@@ -226,7 +226,7 @@ def _why(
             break
     where, line = _where_longer(facts, slow)
     details += [where] if where else []
-    if line and advice == _HOST_THEN:
+    if line and advice == HOST_THEN:
         advice = f"look at {line}: do that less often, faster, or in another thread"
     return details, advice
 

@@ -20,6 +20,8 @@ from gputrace.analyzers.breakdown import (
     waited_for_data,
 )
 from gputrace.analyzers.cuda_api_calls import NOBODY, CudaApiCalls, read_calls, read_host
+from gputrace.analyzers.findings.facts import MEDIUM
+from gputrace.analyzers.findings.slow_steps import HOST_THEN, IN_SLOW_STEPS
 from gputrace.analyzers.gpu_shards import Shard
 from gputrace.analyzers.grouping import time_of
 from gputrace.analyzers.host_state import Counters, read_counters, read_host_state
@@ -379,16 +381,41 @@ def explain_step(
             why = f"no step {number}; it has steps 0 to {count}"
         raise UsageError(f"{scene.title}: {why}")
     rows.sort(key=_own_growth, reverse=True)
-    message, advice = _message(analysis, here[0], rows[0]), ""
-    if rows[0].more_ns >= _LEAST_SHARE * rows[0].usual_ns:
-        grown = rows[0].parts[0].cause
-        wanted = (grown, *BY_ID["data_feeding"].findings) if grown == "host_data" else (grown,)
-        known = (f.advice for f in analysis.findings if f.id in wanted)
-        at = f"look at {rows[0].line.partition(' (')[0]}" if rows[0].line else ""
-        advice = next(known, at if grown != "compute" else "")
+    message, advice = _message(analysis, here[0], rows[0]), _advice(analysis, number, rows[0])
     return StepExplanation(
         _SCHEMA_VERSION, analysis.path, number, here[0].phase, message, tuple(rows), advice
     )
+
+
+_ON_CARDS: Final = ("shared-gpu", "throttling", "clock-mismatch")
+_SAME_KERNELS: Final = "look at the card's clocks and other programs: the same kernels take longer"
+_CLASS_OF: Final = {cause: name for name, cause in DEFAULTS.items()}
+
+
+def _advice(analysis: Analysis, number: int, row: StepOnGpu) -> str:
+    """Return what to do about a step: as one of the slow steps, if it is one; else about the cause
+    that grew most on a GPU. Empty if it is no longer than the median step.
+    """
+    if row.more_ns < _LEAST_SHARE * row.usual_ns:
+        return ""
+    grown, found = row.parts[0].cause, analysis.findings
+    slow = (f for f in found if f.id == "slow-steps" and f.evidence["rank"] == row.rank)
+    for finding in slow:
+        steps = str(finding.evidence["steps"])
+        edges = (part.partition("-") for part in steps.split(", "))
+        if any(int(first) <= number <= int(last or first) for first, _, last in edges):
+            what = finding.advice.partition(" (gputrace analyze ")[0]
+            return f"it is one of the slow steps ({steps}): {what}"
+    same = [each.launches <= each.usual_launches for each in row.kernels if each.more_ns > 0]
+    if grown == "compute" and same and all(same):
+        on_card = (f"; {f.message}" for f in found if f.id in _ON_CARDS and row.gpu in f.gpus)
+        return _SAME_KERNELS + next(on_card, "")
+    wanted = (grown, *BY_ID["data_feeding"].findings) if grown == "host_data" else (grown,)
+    at = f"look at {row.line.partition(' (')[0]}" if row.line and grown != "compute" else ""
+    if not at and row.more_ns >= MEDIUM * row.usual_ns:
+        at = IN_SLOW_STEPS.get(_CLASS_OF.get(grown, grown), HOST_THEN)
+    known = (f.advice for f in found if f.id in wanted)
+    return next(known, at.replace("these steps", "such steps"))
 
 
 def _length(step: Step) -> int:

@@ -75,7 +75,7 @@ def test_the_command_says_it_in_every_format(late: Path) -> None:
     ran = command.gputrace("analyze", late, "--step", str(SLOW))
     assert ran.code == 0
     assert ran.out.startswith(f"Step {SLOW} took ")
-    assert f"What step {SLOW} has more of than step " in ran.out
+    assert f"What step {SLOW} differs in from step " in ran.out
     assert "The longest gap in it takes " in ran.out
     as_json = command.gputrace("analyze", late, "--step", str(SLOW), "--json")
     found = json.loads(as_json.out)
@@ -151,6 +151,30 @@ def test_the_longest_gap_of_a_step_says_that_the_loader_was_waited_for() -> None
     listed = worth_listing(first)
     assert 0 < len(listed) < len(first.parts)
     assert min(abs(part.more_ns) for part in listed) > 50_000
+
+
+def test_the_advice_on_a_slow_step_is_that_on_slow_steps_and_a_usual_one_needs_none() -> None:
+    with unpacked("demo.sqlite.xz") as demo, gputrace.open(demo) as trace:
+        slowest, usual = trace.explain_step("slowest"), trace.explain_step(12)
+    steps = "it is one of the slow steps (9-10, 13-14, 17-18, 21-22)"
+    assert slowest.advice.startswith(f"{steps}: check the batches of these steps")
+    assert usual.advice == ""
+    assert document(usual, Limits()).notes[-1].text == "Nothing stands out in it."
+
+
+@pytest.mark.parametrize(
+    ("launches", "advice"), [(4, "look at the card"), (5, "check the batches")]
+)
+def test_the_same_kernels_take_longer_because_of_the_card(launches: int, advice: str) -> None:
+    card: Any = SimpleNamespace(id="throttling", gpus=(0,), message="GPU 0 is throttled")
+    row: Any = SimpleNamespace(
+        gpu=0, rank=0, line=None, more_ns=MS, usual_ns=9 * MS,
+        parts=(SimpleNamespace(cause="compute"),),
+        kernels=(SimpleNamespace(more_ns=MS, launches=launches, usual_launches=4),),
+    )  # fmt: skip
+    told = gaps._advice(cast("Any", SimpleNamespace(findings=[card])), 3, row)
+    assert told.startswith(advice)
+    assert told.endswith("; GPU 0 is throttled") == (launches == 4)
 
 
 @pytest.mark.parametrize(("queued_ms", "data_ms", "rest_ms"), [(8, 20, 2), (14, 16, 0)])
