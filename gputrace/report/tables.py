@@ -243,7 +243,7 @@ def gaps_table(analysis: Analysis, most: int) -> Table:
     columns = (
         Column("", lambda gap: gpu_label(gap, analysis)),
         Column("longest" if many else "length", "length_ns"),
-        *([Column("gaps", lambda gap: f"{alike[gap]}{'+' * (gap is more)}")] if many else []),
+        *([Column("alike", lambda gap: f"{'≥' * (gap is more)}{alike[gap]}")] if many else []),
         Column("from", lambda gap: f"{(gap.start_ns - analysis.origin_ns) / 1e9:.6f} s"),
         Column("step", "step", "{}", ""),
         Column("cause", lambda gap: CLASS_NAMES[gap.cause].removeprefix("idle: ")),
@@ -253,6 +253,7 @@ def gaps_table(analysis: Analysis, most: int) -> Table:
     where *= bool(gaps.largest_in_steps)
     on = " on all GPUs" if len(analysis.breakdown) > 1 else ""
     every = f"the whole trace has {gaps.count:,}, {format_ns(gaps.total_ns)}{on}"
+    every += f"; alike: of one cause and about as long{on}" if many else ""
     return tabulate(f"Largest gaps{where} ({every})", columns, list(alike)[:most])
 
 
@@ -463,6 +464,9 @@ def cards_table(analysis: Analysis) -> Table | None:
     where = "in these steps" if any(row.steps for row in analysis.breakdown) else "while they work"
     count = " to ".join(f"{count:,}" for count in counts)
     title = f"The cards {where} (NVML, {count} {samples} of each at work)"
+    if any(row.gpu is not None for row in analysis.breakdown):
+        # The trace knows when the cards work; NVML averages over more.
+        cards = tuple(replace(card, utilization_percent=None) for card in cards)
     return declared(title, cards, label)
 
 

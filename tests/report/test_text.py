@@ -121,9 +121,9 @@ def test_gaps_below_half_a_percent_of_a_step_are_not_listed(report: Report) -> N
 def test_gaps_of_one_cause_that_are_about_as_long_share_a_row(report: Report) -> None:
     lengths = 40_000, 39_000, 20_000, 19_500, 19_000
     table = tables.gaps_table(with_gaps(report, *lengths), 10)
-    assert table.header[1:3] == ("longest", "gaps")
+    assert table.header[1:3] == ("longest", "alike")
     # The last ones are more than are known, unless there are no others.
-    assert [row[1:3] for row in table.rows] == [("40.0 µs", "2"), ("20.0 µs", "3+")]
+    assert [row[1:3] for row in table.rows] == [("40.0 µs", "2"), ("20.0 µs", "≥3")]
     every = with_gaps(report, *lengths)
     every = replace(every, gaps=replace(every.gaps, count=len(lengths)))
     assert [row[2] for row in tables.gaps_table(every, 10).rows] == ["2", "3"]

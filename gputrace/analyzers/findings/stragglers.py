@@ -225,7 +225,8 @@ def late_host(facts: Facts) -> Iterator[Finding]:
             continue
         equal = kernels.ratio is not None and kernels.ratio < _SLOWER_KERNELS_RATIO
         details = [f"its kernels are as fast as {_theirs(facts)}"] if equal else []
-        details.append(f"its GPU {_more(late, _IDLE)}")
+        then = " in each of these steps" * (late.pattern != "constant" and len(late.steps) > 1)
+        details.append(f"its GPU {_more(late, _IDLE)}{then}")
         advice = BY_ID[late.cause].advice or how_to_feed_faster(facts)
         where: Evidence = {}
         mine = (row for row in facts.ledger.rows if row.paid_by == row.rank == late.lane.gpu.rank)
