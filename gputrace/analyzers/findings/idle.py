@@ -20,7 +20,7 @@ from gputrace.analyzers.ledger import AT_EDGES
 from gputrace.analyzers.ledger.causes import Host, take_amount
 from gputrace.analyzers.step_phases import read_phases
 from gputrace.model.events import Events, Kind, Memory, distinct_ids, is_among
-from gputrace.model.host import Allocator
+from gputrace.model.host import FORWARD, OTHER, Allocator
 from gputrace.model.intervals import EMPTY, Intervals, search, union
 from gputrace.model.kernels import KernelActivity, KernelUse
 from gputrace.model.results import Evidence, Finding
@@ -34,6 +34,11 @@ _LAUNCH_LESS: Final = {
     "steps_per_execution",
     "jax": "launch less often: jit the whole step, lax.scan over several steps, larger batches",
 }
+_FOREACH: Final = (
+    "at {}, call functions that take many tensors at once (torch._foreach_*; for averages of "
+    "weights, torch.optim.swa_utils with get_ema_multi_avg_fn), or compile that function; in the "
+    "passes, CUDA graphs or torch.compile(mode='reduce-overhead')"
+)
 ONE_PROCESS: Final = {
     "pytorch": "one process per GPU: DistributedDataParallel instead of DataParallel; until then, "
     "compute the loss inside the module, on each GPU, so that no output is gathered",
@@ -411,6 +416,8 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     if feeds_several and (facts.trains or facts.mean("communication")):
         # Threads of one process hold each other up.
         advice = ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
+    elif facts.framework == "pytorch" and (line := _line_outside_passes(facts)):
+        advice = _FOREACH.format(line)
     yield from facts.costly(
         "launch-bound",
         "{gpus} {cost} for the host to launch work",
@@ -418,6 +425,15 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
         details,
         beside=("kernel-gaps",) if between else (),
     )
+
+
+def _line_outside_passes(facts: Facts) -> str:
+    """Return the line that launches, if GPUs wait for it mostly outside of a step's phases."""
+    row = facts.at_line("launch-bound")
+    if row is None or not (ranks := [of for of in facts.step_phases if of.rank == row.rank]):
+        return ""
+    waits = {phase.name: phase.launch_ns or 0 for phase in ranks[0].phases}
+    return (row.line or "") * (waits[FORWARD] > 0 and 2 * waits[OTHER] > sum(waits.values()))
 
 
 def _synchronisations(gpu: GpuShardView, time: Intervals) -> int:

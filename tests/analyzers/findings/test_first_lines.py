@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import gputrace
+from gputrace.analyzers.findings import idle
 from tests.helpers import kineto
 from tests.helpers.exports import MEMCPY, RUNTIME, UNIFIED_D2H, UNIFIED_H2D, global_id
 from tests.helpers.handmade import BATCH_BYTES, MS, US, Run, analyze, ids
@@ -816,3 +819,16 @@ def test_inference_gets_no_advice_on_training(tmp_path: Path, last: str) -> None
     advice += finding_of(report, "communication-exposed").advice
     trains = last.endswith("backward")
     assert [word in advice for word in ("optimizers", "gradient")] == [trains] * 2
+
+
+@pytest.mark.parametrize(("other_ns", "line"), [(900, "ema.py:9 update"), (300, "")])
+def test_a_line_that_launches_is_named_if_most_waits_are_outside_of_the_passes(
+    other_ns: int, line: str
+) -> None:
+    waits = {"forward": 200, "backward": 300, "other": other_ns}
+    phases = [SimpleNamespace(name=name, launch_ns=ns) for name, ns in waits.items()]
+    row = SimpleNamespace(rank=0, line="ema.py:9 update")
+    facts: Any = SimpleNamespace(
+        at_line=lambda _: row, step_phases=[SimpleNamespace(rank=0, phases=phases)]
+    )
+    assert idle._line_outside_passes(facts) == line
