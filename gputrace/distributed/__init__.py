@@ -167,9 +167,9 @@ class Cluster:
         """
         from distributed.scheduler import KilledWorker
 
-        error = self._outcome(task)
+        error, answers = self._outcome(task)
         if error is None:
-            for ticket, raw in zip(task.tickets, task.future.result(), strict=True):
+            for ticket, raw in zip(task.tickets, answers, strict=True):
                 ticket.answer = raw
                 self.received += len(raw)
         elif isinstance(error, KilledWorker) and not alone:
@@ -180,8 +180,9 @@ class Cluster:
                 ticket.error = _error_of(error, ticket.path, self._where)
         task.future.release()
 
-    def _outcome(self, task: _Task) -> Any:
-        """Wait for a task and return its exception, if any.
+    def _outcome(self, task: _Task) -> tuple[Any, Sequence[bytes]]:
+        """Wait for a task and return its exception, or else its answers, which a worker that dies
+        may take with it.
 
         Raises:
             MissingError: if all workers are gone, and no other comes.
@@ -189,7 +190,9 @@ class Cluster:
         last_seen = monotonic()
         while True:
             try:
-                return task.future.exception(timeout=_LOOKED_AFTER_S)
+                if (error := task.future.exception(timeout=_LOOKED_AFTER_S)) is not None:
+                    return error, ()
+                return None, task.future.result(timeout=_LOOKED_AFTER_S)
             except TimeoutError:
                 running = self._client.processing()
                 if running:
