@@ -36,7 +36,7 @@ demo: $(VENV)/.runtime ## Analyze the trace that comes with gputrace, and one ma
 # has one more try, and those that needed it are listed. Compiled tests are kept, or each worker
 # would compile all of them each time.
 test: $(VENV)/.dev ## Run the tests
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n 3 --dist worksteal --reruns 1 -raR
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n 4 --dist worksteal --reruns 1 -raR
 
 # Once, where each process that a test starts would compile the package for itself, and each of the
 # three workers all tests.

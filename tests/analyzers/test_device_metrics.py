@@ -347,7 +347,7 @@ def test_the_text_has_a_line_for_each_card(path: Path) -> None:
     lines = ran.out.splitlines()
     at = next(n for n, line in enumerate(lines) if line.startswith("The cards in these steps"))
     assert lines[at + 3].split() == [
-        "gpu", "1", "95%", "39.1/140", "GiB", "650/700", "W", "1,980/1,980", "MHz",
+        "gpu", "1", "39.1/140", "GiB", "650/700", "W", "1,980/1,980", "MHz",
         "3,201/3,201", "MHz", "60", "°C",
     ]  # fmt: skip
 
