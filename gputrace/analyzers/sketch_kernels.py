@@ -103,7 +103,8 @@ def read_windows(sketches: Sequence[RankSketch]) -> Windows:
         kinds, which = np.unique(rows[["kind", "name"]], return_inverse=True)
         # Kernels of another model of card are others.
         texts = [
-            (kind, sketch.line(id) + sketch.card * (kind == KERNEL)) for kind, id in kinds.tolist()
+            (kind, sketch.line(id) + (sketch.card if kind == KERNEL else ""))
+            for kind, id in kinds.tolist()
         ]
         mine = np.array([numbers.setdefault(text, len(numbers)) for text in texts])
         per_step = rows["total"] / rows["steps"]
@@ -133,10 +134,14 @@ def kernel_times(windows: Windows) -> list[KernelTime]:
             most = int(np.argmax(now))
             found.append(
                 KernelTime(
-                    *(windows.ranks[0].job, name, "family" if kind == FAMILY else "collective"),
-                    *(round(windows.counts[kind, name]), round(float(_middle(first)))),
-                    *(round(float(_middle(now))), round(float(now[most]))),
-                    windows.ranks[most].rank,
+                    job=windows.ranks[0].job,
+                    name=name,
+                    kind="family" if kind == FAMILY else "collective",
+                    count=round(windows.counts[kind, name]),
+                    first_ns=round(float(_middle(first))),
+                    ns=round(float(_middle(now))),
+                    most_ns=round(float(now[most])),
+                    most_rank=windows.ranks[most].rank,
                 )
             )
     return sorted(found, key=lambda row: (row.kind != "family", -row.ns))
@@ -223,8 +228,13 @@ def compare_cards(runs: Sequence[Windows]) -> list[CardSpeed]:
         is_slow = len(of) >= _FEWEST and usual[gpu] >= least and slow >= _MOST * len(of)
         cards.append(
             CardSpeed(
-                *(rank.host, gpu, rank.card, len(of), slow, round(usual[gpu], 4)),
-                message * is_slow,
+                host=rank.host,
+                gpu=gpu,
+                card=rank.card,
+                runs=len(of),
+                slow_runs=slow,
+                ratio=round(usual[gpu], 4),
+                message=message if is_slow else "",
             )
         )
     return sorted(cards, key=lambda card: -card.ratio)

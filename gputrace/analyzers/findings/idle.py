@@ -433,7 +433,8 @@ def _line_outside_passes(facts: Facts) -> str:
     if row is None or not (ranks := [of for of in facts.step_phases if of.rank == row.rank]):
         return ""
     waits = {phase.name: phase.launch_ns or 0 for phase in ranks[0].phases}
-    return (row.line or "") * (waits[FORWARD] > 0 and 2 * waits[OTHER] > sum(waits.values()))
+    is_outside = waits[FORWARD] > 0 and 2 * waits[OTHER] > sum(waits.values())
+    return row.line if is_outside and row.line is not None else ""
 
 
 def _synchronisations(gpu: GpuShardView, time: Intervals) -> int:
