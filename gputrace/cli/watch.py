@@ -46,8 +46,8 @@ _LONGEST: Final = 400
     type=click.IntRange(100),
     metavar="N",
     envvar="GPUTRACE_KERNELS",
-    help="Every N steps, record three on all ranks for the times of kernels by family, e.g. 1000; "
-    "by default, never. Also GPUTRACE_KERNELS.",
+    help="Every N steps, record three on all ranks for the times of kernels by family, e.g. 1000, "
+    "or more rarely, so that it costs 1 % at most; by default, never. Also GPUTRACE_KERNELS.",
 )
 @click.option(
     "--alert",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import socket
+import statistics
 import time
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +39,11 @@ WINDOW_STEPS: Final = 3
 """Steps of a window of kernels."""
 _MARGIN: Final = 3
 """Steps that processes may make while they are asked for a window."""
+_DEAREST: Final = 0.01
+"""Part of the time between windows that they may cost."""
+_ECHO_NS: Final = 500_000_000
+"""For so long after a window steps may be longer, since CUPTI has to go."""
+_WINDOWS_JUDGED: Final = 64
 _COMPARED: Final = 16
 """Kernels of a window that are kept by name and size, those with most time."""
 _LONGEST_NAME: Final = 60
@@ -51,8 +57,8 @@ class Sketcher:
     """Follower of armed processes that writes sketches of their steps into a folder.
 
     With ``every``, it opens windows of kernels in them at multiples of so many steps, the same on
-    all ranks and machines; where processes make half as many between two looks, at multiples of a
-    power of two more.
+    all ranks and machines; where processes make half as many between two looks, or where windows
+    would cost more than a hundredth of the time between them, at multiples of a power of two more.
     """
 
     def __init__(self, folder: Path, every: int, classify: Classify) -> None:
@@ -63,6 +69,7 @@ class Sketcher:
         # First step of the window of each process, and how many had ended before it.
         self._asked: dict[int, tuple[int, int]] = {}
         self._before: dict[int, int] = {}
+        self._costs: deque[float] = deque(maxlen=_WINDOWS_JUDGED)
 
     def look(self, members: Sequence[ArmedProcess]) -> int:
         """Write sketches of what ended since the last look; return the number of steps.
@@ -102,9 +109,8 @@ class Sketcher:
         """
         made = max((m.step - self._before.get(m.pid, m.step) for m in members), default=0)
         self._before = {member.pid: member.step for member in members}
-        latest, distance = max(self._before.values(), default=0), self._every
-        while distance < 2 * made:
-            distance *= 2
+        latest = max(self._before.values(), default=0)
+        distance = steps_between_windows(self._every, made, self._costs)
         first = -(-(latest + _MARGIN + made // 16) // distance) * distance
         is_awaited = not self._asked.keys().isdisjoint(self._before)
         if is_awaited or first - latest > 2 * made + _MARGIN:
@@ -125,6 +131,7 @@ class Sketcher:
         if member.windows == before or not is_settled:
             return
         del self._asked[member.pid]
+        self._costs += window_cost(steps, first)
         last = steps[steps["number"] == first + WINDOW_STEPS - 1]["end"]
         # Somebody may have ended it early.
         if len(last) and int(last[0]) <= end:
@@ -137,6 +144,33 @@ class Sketcher:
                     rows = spool.records[tag]
                     spool.records[tag] = rows[rows["start"] >= since]
                 reduce_kernels(spool, first, self._classify, writer)
+
+
+def steps_between_windows(every: int, made: int, costs: Collection[float]) -> int:
+    """Return at multiples of how many steps windows are opened.
+
+    That is ``every``, doubled until processes make half of it between two looks at most (``made``),
+    and windows, of which ``costs`` are known in steps, cost a hundredth of it at most.
+    """
+    least = max(2.0 * made, statistics.median(costs) / _DEAREST if costs else 0.0)
+    while every < least:
+        every *= 2
+    return every
+
+
+def window_cost(steps: Records, first: int) -> list[float]:
+    """Return by how many usual steps a window and the half second after it took longer than as many
+    steps before it; nothing where there are not so many.
+    """
+    began = np.searchsorted(steps["number"], first)
+    lengths = steps["end"].astype(np.int64) - steps["start"].astype(np.int64)
+    ends = steps["end"][began : began + WINDOW_STEPS]
+    ended = np.searchsorted(steps["start"], ends.max(initial=0) + _ECHO_NS)
+    count = ended - began
+    before, since = lengths[max(began - count, 0) : began], lengths[began:ended]
+    if not 0 < count == len(before):
+        return []
+    return [float((since.sum() - before.sum()) / max(np.median(before), 1))]
 
 
 def reduce_kernels(spool: Spool, first: int, classify: Classify, writer: SketchWriter) -> None:
