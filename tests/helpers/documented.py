@@ -81,7 +81,7 @@ def blocks(page: Path) -> tuple[Block, ...]:
 
 def _blocks(page: Path) -> Iterator[Block]:
     notes: dict[str, str] = {}
-    for token in MarkdownIt("commonmark").parse(page.read_text(encoding="utf-8")):
+    for token in MarkdownIt("commonmark").disable("inline").parse(page.read_text(encoding="utf-8")):
         if token.type == "html_block":
             for name, told in _COMMENT.findall(token.content):
                 notes[name] = ", ".join(filter(None, (notes.get(name), told)))
