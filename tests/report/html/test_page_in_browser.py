@@ -20,7 +20,7 @@ from typing import Any, Final
 import pytest
 
 import gputrace
-from gputrace.analyzers.timeline_model import read_scene
+from gputrace.analyzers.timeline_model import Scene, read_scene
 from gputrace.analyzers.timeline_model.trace_rows import merge_narrow, read_window_rows
 from gputrace.model.options import Options
 from gputrace.readers.open import open_traces
@@ -228,7 +228,7 @@ def test_a_click_on_a_box_selects_it(browser: Browser, small: str) -> None:
 
 
 def test_zooming_ends_at_the_shortest_operation(browser: Browser, small: str) -> None:
-    browser.open(small)
+    browser.show(small)
     shortest = browser.run("JSON.parse(document.getElementById('facts').textContent).shortest")
     for _ in range(40):
         browser.run("document.querySelector('[data-do=in]').click()")
@@ -288,7 +288,7 @@ def test_contents_and_findings_lead_to_their_places(browser: Browser, starved: s
 
 
 def test_columns_sort_by_length_number_and_name(browser: Browser, starved: str) -> None:
-    browser.open(starved)
+    browser.show(starved)
 
     def column(heading: str, at: int) -> list[str]:
         rows = f"document.querySelector('[aria-labelledby={heading}] tbody').rows"
@@ -336,7 +336,7 @@ def test_nothing_is_wider_than_the_window(
 
 
 def test_no_tooltip_is_printed(browser: Browser, small: str) -> None:
-    browser.open(small)
+    browser.show(small)
     browser.run("document.getElementById('classes').scrollIntoView({ block: 'center' })")
     x, y = browser.run(
         "(box => [box.left + 150, box.top + 30])"
@@ -383,7 +383,7 @@ def test_the_trace_is_handed_to_a_viewer_that_the_person_runs_when_asked(
 ) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Viewer) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        browser.open(starved)
+        browser.show(starved)
         browser.until("document.body.dataset.rows")
         assert_nothing_wrong(browser)
         browser.run("document.getElementById('viewer').value = 'javascript:alert(1)'")
@@ -408,7 +408,7 @@ def test_the_trace_is_handed_to_a_viewer_that_the_person_runs_when_asked(
 def test_what_moves_too_fast_to_be_drawn_in_full_is_when_it_stands(
     browser: Browser, starved: str
 ) -> None:
-    browser.open(starved)
+    browser.show(starved)
     browser.run("document.querySelector('[data-do=run]').click()")
     full = browser.run(f"{FRAME}.then(() => {BARS}.left.length)")
     # Each frame comes late, as where there is too much to draw.
@@ -605,7 +605,9 @@ def test_a_link_opens_where_it_was_copied_and_back_goes_back(
     assert browser.run(NAME) == name
     assert browser.run("document.getElementById('search').value") == "nccl"
     browser.open(f"{starved}{link}")
+    browser.until("document.body.dataset.rows && scrollY > 0")
     browser.until(f"Math.abs({SHOWN}[0] - {zoomed[0]}) < 2")
+    assert browser.run(HASH) == link
     launch = browser.run("document.querySelector('a[href^=\"#t=\"]').getAttribute('href')")
     browser.run("document.querySelector('a[href^=\"#t=\"]').click()")
     start = float(launch[3:].partition("-")[0]) * 1e9
@@ -644,8 +646,9 @@ def test_a_step_is_shown_by_its_number_and_by_a_click_on_its_spike(
     )
     assert shown(browser) == pytest.approx(there)
     assert browser.run(WHY) == why
-    browser.open(f"{address}#step=9")
-    browser.until(f"({WHY}).startsWith('Step 9 took')")
+    browser.open(f"{address}#step=slowest")
+    browser.until(f"{HASH} === '#step=9' && ({WHY}).startsWith('Step 9 took')")
+    assert browser.run(WHY) == why
     assert shown(browser) == pytest.approx(there)
     browser.run("navigator.clipboard.writeText = async text => { window.copied = text; }")
     browser.key("c")
@@ -653,26 +656,31 @@ def test_a_step_is_shown_by_its_number_and_by_a_click_on_its_spike(
     assert browser.run("window.copied") == f"{address}#step=9"
     browser.key("w")
     browser.until(f"{HASH}.startsWith('#t=')")
-    moved = browser.run(HASH)
-    browser.open(f"{address}#step=slowest")
-    browser.until(f"{HASH} === '#step=9'")
-    assert browser.run(WHY) == why
-    browser.open(f"{address}#step=99")
+    browser.run("location.hash = 'step=99'")
     browser.until(f"({WHY}) === 'There is no step 99 here: the page has steps 0 to 15.'")
-    browser.open(f"{address}{moved}")
-    browser.until("document.body.dataset.rows && scrollY > 0")
-    assert browser.run(HASH) == moved
+    browser.run("location.hash = 'step=9'")
+    browser.until(f"({WHY}).startsWith('Step 9 took')")
+    assert shown(browser) == pytest.approx(there)
     assert_nothing_wrong(browser)
 
 
-def test_a_merged_box_has_the_colour_of_most_of_its_time_and_what_is_absent_is_hatched(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def cut(
+    recording: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Scene, str]:
+    """What a page shows that has the names of few of its steps, and its address."""
     with open_traces([recording(STARVED)]) as trace:
         scene = read_scene(trace, Options())
         packed = read_parts(trace, scene, most=6_000)
-    (tmp_path / "page.html").write_text(render(gather(scene, packed)))
-    browser.open((tmp_path / "page.html").as_uri())
+    page = tmp_path_factory.mktemp("cut") / "page.html"
+    page.write_text(render(gather(scene, packed)), encoding="utf-8")
+    return scene, page.as_uri()
+
+
+def test_a_merged_box_has_the_colour_of_most_of_its_time_and_what_is_absent_is_hatched(
+    browser: Browser, cut: tuple[Scene, str]
+) -> None:
+    browser.open(cut[1])
     browser.until("document.body.dataset.rows")
     browser.run("document.querySelector('[data-do=run]').click()")
     shown(browser)
@@ -803,7 +811,7 @@ class TestServe:
 
 
 def test_all_kernels_are_in_a_table_that_filters(browser: Browser, starved: str) -> None:
-    browser.open(starved)
+    browser.show(starved)
     browser.until("document.body.dataset.rows")
     rows = "[...document.querySelectorAll('details.kernels tbody tr')]"
     count = browser.run(f"{rows}.length")
@@ -824,11 +832,10 @@ def test_all_kernels_are_in_a_table_that_filters(browser: Browser, starved: str)
 
 
 def test_a_server_sends_every_stream_of_a_window_and_the_page_draws_it(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+    browser: Browser, recording: Callable[[str], Path], cut: tuple[Scene, str]
 ) -> None:
+    scene, address = cut
     with open_traces([recording(STARVED)]) as trace:
-        scene = read_scene(trace, Options())
-        packed = read_parts(trace, scene, most=6_000)
         whole = read_window(trace, scene, scene.span)
         merged = [
             merge_narrow(trace, row, scene.span, 100)
@@ -837,8 +844,7 @@ def test_a_server_sends_every_stream_of_a_window_and_the_page_draws_it(
     for row in merged:
         assert row.counts is not None
         assert len(row.counts) == len(row.track.events)
-    (tmp_path / "page.html").write_text(render(gather(scene, packed)))
-    browser.open((tmp_path / "page.html").as_uri())
+    browser.open(address)
     browser.until("document.body.dataset.rows")
     browser.run("document.querySelector('[data-do=run]').click()")
     shown(browser)
