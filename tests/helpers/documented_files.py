@@ -12,6 +12,7 @@ from gputrace.data import unpacked
 from gputrace.trials.ledger import Entry, append
 from tests.helpers import command, memory_snapshots
 from tests.helpers.handmade import Run, train
+from tests.helpers.once import once
 from tests.helpers.rank_files import Node, write_parts
 from tests.helpers.recordings import unpack
 from tests.synthetic import NvmlCard, Plan, simulate, write_nsys, write_nvml
@@ -43,12 +44,16 @@ def _demo(path: Path) -> None:
 
 
 def _training(path: Path) -> None:
-    """The training that `gputrace demo` records, shorter."""
+    """The training that `gputrace demo` records, shorter; it waits most on a busy machine too."""
     with unpacked("train.py") as source:
         text = source.read_text(encoding="utf-8")
-    whole = "STEPS, BATCH, CLASSES = 60"
-    assert whole in text
-    path.write_text(text.replace(whole, "STEPS, BATCH, CLASSES = 15"), encoding="utf-8")
+    for whole, part in (
+        ("STEPS, BATCH, CLASSES = 60, 32", "STEPS, BATCH, CLASSES = 10, 1"),
+        ("LOADING_S = 0.020", "LOADING_S = 0.15"),
+    ):
+        assert whole in text
+        text = text.replace(whole, part)
+    path.write_text(text, encoding="utf-8")
 
 
 def _ledger(path: Path) -> None:
@@ -173,10 +178,6 @@ FILES: Final[dict[str, Callable[[Path], object]]] = {
 
 def make(recipe: str, path: Path, kept: Path) -> None:
     """Puts a file, or a folder, at a path; it is made once and kept in a folder."""
-    source = kept / recipe.replace(" ", "-")
-    if not source.exists():
-        unfinished = source.with_name(f"unfinished-{source.name}")
-        FILES[recipe](unfinished)
-        unfinished.rename(source)
+    source = once(kept / recipe.replace(" ", "-"), FILES[recipe])
     path.parent.mkdir(parents=True, exist_ok=True)
     (shutil.copytree if source.is_dir() else shutil.copy)(source, path)

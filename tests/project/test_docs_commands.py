@@ -36,9 +36,11 @@ def name_of(page: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kept(common: Path) -> Path:
     """Where files that pages name are kept, once they are made."""
-    return tmp_path_factory.mktemp("documented")
+    folder = common / "documented"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)
