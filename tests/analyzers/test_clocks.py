@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gputrace
@@ -92,7 +92,6 @@ def fit(*operations: GpuOperations) -> ClockFit | None:
     return fit_clocks(handmade(trace_of(*operations), operations))
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     shift=st.integers(-(10**12), 10**12),
     gaps=st.lists(st.integers(10**5, 10**8), min_size=5, max_size=40),

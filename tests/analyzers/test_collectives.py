@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gputrace
@@ -122,7 +122,6 @@ def test_what_overlaps_nothing_stands_alone() -> None:
     assert not found.known.any()
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     ranks=st.integers(2, 9),

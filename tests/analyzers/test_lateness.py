@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gputrace
@@ -154,7 +154,6 @@ def test_nobody_is_late_in_a_balanced_run(ranks: int, synced: bool, tmp_path: Pa
     assert late(analyze(plan, tmp_path)) == []
 
 
-@settings(deadline=None, max_examples=200)
 @given(seed=st.integers(0, 2**32 - 1), steps=st.integers(0, 60), scatter=st.floats(0, 0.02))
 def test_noise_around_nothing_makes_nobody_late(seed: int, steps: int, scatter: float) -> None:
     excess = np.random.default_rng(seed).normal(0, scatter * MS, steps)

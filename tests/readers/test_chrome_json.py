@@ -52,9 +52,7 @@ def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "_CUT_RANGE", 64)
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     events=EVENTS,
     around=st.dictionaries(NASTY, VALUES, max_size=3),

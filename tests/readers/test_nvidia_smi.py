@@ -339,7 +339,7 @@ class TestDmon:
 
 
 @given(data=st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_a_log_holds_it_is_read_or_refused(
     run: Path, log: Log, data: st.DataObject
 ) -> None:

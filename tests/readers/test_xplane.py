@@ -256,7 +256,7 @@ class TestABrokenFile:
             opened(content[: int(share * len(content))], tmp_path)
 
     @given(st.data())
-    @settings(max_examples=100, deadline=2000)
+    @settings(deadline=2000)
     def test_with_bytes_that_are_others(
         self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
     ) -> None:
@@ -266,7 +266,7 @@ class TestABrokenFile:
         read_or_refuse(bytes(content), tmp_path_factory.getbasetemp())
 
     @given(st.binary(max_size=300))
-    @settings(max_examples=100, deadline=2000)
+    @settings(deadline=2000)
     def test_with_garbage_after_a_good_start(
         self, tmp_path_factory: pytest.TempPathFactory, garbage: bytes
     ) -> None:
