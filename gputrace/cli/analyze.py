@@ -137,7 +137,7 @@ def _sketches(folders: tuple[Path, ...]) -> Any:
 
     A rank of a run is in one folder: where it is in several, each holds another run of that name.
     """
-    from gputrace.analyzers.sketch_report import report_sketches
+    from gputrace.analyzers.sketches import report_sketches
     from gputrace.store.sketches import read_sketches
 
     of = {folder: read_sketches(folder) for folder in folders}

@@ -80,9 +80,7 @@ def command(
     processes, whose hooks write anyway, but for the windows of --kernels. Each finding is one line,
     printed when it is new.
     """
-    from gputrace.analyzers.sketch_changes import WINDOW
-    from gputrace.analyzers.sketch_kernels import classify
-    from gputrace.analyzers.sketch_report import report_sketches
+    from gputrace.analyzers.sketches import WINDOW, classify, report_sketches
     from gputrace.collectors.armed import find, keep_ring, select
     from gputrace.collectors.sketching import Sketcher
     from gputrace.store.sketches import read_sketches

@@ -13,8 +13,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from gputrace.analyzers.sketch_changes import find_changes
-from gputrace.analyzers.sketch_report import report_sketches
+from gputrace.analyzers.sketches import find_changes, report_sketches
 from gputrace.model.sketches import Slowdown
 from gputrace.store.sketches import STEP, RankSketch, Steps
 

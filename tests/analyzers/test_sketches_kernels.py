@@ -15,16 +15,16 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.sketch_kernels import (
+from gputrace.analyzers.sketches import (
     Windows,
     classify,
     compare_cards,
     grown_kernels,
     kernel_times,
     read_windows,
+    report_sketches,
     slow_cards,
 )
-from gputrace.analyzers.sketch_report import report_sketches
 from gputrace.model.sketches import CardSpeed, Slowdown
 from gputrace.store.sketches import (
     COLLECTIVE,
@@ -36,7 +36,7 @@ from gputrace.store.sketches import (
     SketchWriter,
     Steps,
 )
-from tests.analyzers.test_sketch_changes import train
+from tests.analyzers.test_sketches import train
 from tests.helpers import command
 
 RUNS: Final = 20
