@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gputrace.analyzers.whatif import calibration
+from gputrace.analyzers import whatif
 
 
 def markdown() -> str:
     """A row for each pair of a prediction and its outcome, with how far it was off."""
     lines = ["| cure | training | recorded | predicted | range | measured | off by |"]
     lines.append("| :-- | :-- | --: | --: | --: | --: | --: |")
-    for pair in calibration.pairs():
+    for pair in whatif.pairs():
         now = "" if pair.now_ms is None else f"{pair.now_ms:g}"
         known = "" if pair.within is None else f"{pair.low_ms:g} to {pair.high_ms:g}"
         cells = [

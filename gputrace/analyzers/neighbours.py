@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from gputrace.analyzers.cuda_api_calls import NOBODY
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, edges_of
-from gputrace.analyzers.kernel_ratios import number_launches
 from gputrace.analyzers.ledger.causes import Host
+from gputrace.analyzers.load_balance import number_launches
 from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.model.events import Kind, number_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, number_windows, union

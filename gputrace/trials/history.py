@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.whatif.calibration import Pair
+from gputrace.analyzers.whatif import Pair
 from gputrace.model.results import Analysis
 from gputrace.studies.runner import Failed
 from gputrace.trials.choice import charge

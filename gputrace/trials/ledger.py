@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from gputrace.analyzers.whatif.calibration import FEWEST_OWN_PAIRS, Pair, calibrate, pairs
+from gputrace.analyzers.whatif import FEWEST_OWN_PAIRS, Pair, calibrate, pairs
 from gputrace.errors import InputError
 from gputrace.store import sqlite_security
 from gputrace.trials.cures import Candidate, Prediction, all_cures

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gputrace.analyzers.whatif.calibration import Pair
+from gputrace.analyzers.whatif import Pair
 from gputrace.errors import GputraceError, InputError, UsageError
 from gputrace.model.results import Analysis
 from gputrace.studies.runner import Failed

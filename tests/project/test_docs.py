@@ -20,9 +20,9 @@ import gputrace
 from docs.site import architecture, names
 from docs.site import findings as made_findings
 from gputrace import errors
+from gputrace.analyzers import whatif
 from gputrace.analyzers.findings import ALL_RULES
 from gputrace.analyzers.findings.facts import Rule
-from gputrace.analyzers.whatif import calibration
 from gputrace.analyzers.whatif.optimizations import CURES
 from gputrace.api import ComparisonReport, OpenTrace, Report
 from gputrace.cli import COMMANDS, json_schema
@@ -109,7 +109,7 @@ def test_figures_of_the_benchmarks_follow_from_their_tables() -> None:
     right = sum(int(row["right"]) for row in planted)
     runs = sum(int(row["runs"]) for row in planted)
     first = figures("first-lines")
-    known = [pair for pair in calibration.pairs() if pair.counts and pair.within is not None]
+    known = [pair for pair in whatif.pairs() if pair.counts and pair.within is not None]
     held = sum(bool(pair.within) for pair in known)
     said = [
         f"| {runs} generated runs of up to 16 ranks | {right}; "

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gputrace.analyzers.whatif import calibration
+from gputrace.analyzers import whatif
 from gputrace.cli import console
 from gputrace.cli.try_ import _progress
 from gputrace.trials import ledger
@@ -128,7 +128,7 @@ def test_the_history_has_the_pairs_that_ship_with_gputrace(
     path = tmp_path / "ledger.sqlite"
     shipped = json.loads(gputrace_try(capsys, "--history", "--ledger", path, "--json").out)
     graphs = next(each for each in shipped["shipped"] if each["cure"] == "graphs")
-    pairs = [pair for pair in calibration.pairs() if pair.cure == "graphs" and pair.now_ms]
+    pairs = [pair for pair in whatif.pairs() if pair.cure == "graphs" and pair.now_ms]
     errors = [(pair.predicted_ms - pair.measured_ms) / pair.now_ms for pair in pairs if pair.now_ms]
     assert graphs["trials"] == len(pairs) >= 2
     assert graphs["mean_error"] == pytest.approx(sum(errors) / len(errors))

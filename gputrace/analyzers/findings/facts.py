@@ -20,11 +20,11 @@ from gputrace.analyzers.gpu_links import Links, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, edges_of, stretches, time_of
 from gputrace.analyzers.host_state import measure_load, read_counters
-from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
 from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.lateness import LateGains
 from gputrace.analyzers.ledger import Ledger, account, charges_of, move_amounts
 from gputrace.analyzers.ledger.causes import Cause, path_of
+from gputrace.analyzers.load_balance import KernelRatio, kernel_ratios
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import find_roles
 from gputrace.analyzers.python_samples import PythonLines, SampledLine

@@ -20,9 +20,8 @@ from gputrace.analyzers.findings.hardware import (
 from gputrace.analyzers.findings.idle import ONE_PROCESS, ONE_PROCESS_ELSE
 from gputrace.analyzers.findings.reinforcement import waits_alone
 from gputrace.analyzers.grouping import median, median_of_others
-from gputrace.analyzers.kernel_ratios import KernelRatio
 from gputrace.analyzers.lateness import Lateness, Straggler, find_lateness, find_stragglers
-from gputrace.analyzers.load_balance import compare_loads
+from gputrace.analyzers.load_balance import KernelRatio, compare_loads
 from gputrace.analyzers.operations import Gpu
 from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.model.events import UNKNOWN

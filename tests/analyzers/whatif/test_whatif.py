@@ -20,9 +20,16 @@ from gputrace.analyzers.breakdown import list_steps, measured
 from gputrace.analyzers.collectives import match_collectives
 from gputrace.analyzers.cuda_api_calls import Call, read_calls
 from gputrace.analyzers.pipeline import analyze
-from gputrace.analyzers.whatif import MOST_ERROR, predict, replay_error
+from gputrace.analyzers.whatif import (
+    MOST_ERROR,
+    Calibration,
+    Pair,
+    calibrate,
+    pairs,
+    predict,
+    replay_error,
+)
 from gputrace.analyzers.whatif.build import build_graph, find_waits
-from gputrace.analyzers.whatif.calibration import Calibration, Pair, calibrate, pairs
 from gputrace.analyzers.whatif.graph import Graph, Items, Recorded, replay
 from gputrace.analyzers.whatif.late_ranks import with_quick_host
 from gputrace.analyzers.whatif.step_rows import (

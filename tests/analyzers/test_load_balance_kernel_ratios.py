@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputrace.analyzers.breakdown import list_steps, measured
-from gputrace.analyzers.kernel_ratios import KernelRatio, _sorted, kernel_ratios
+from gputrace.analyzers.load_balance import KernelRatio, _sorted, kernel_ratios
 from gputrace.readers.open import open_traces
 from tests.helpers.exports import KERNEL, global_id
 from tests.helpers.handmade import MS, US, Run
