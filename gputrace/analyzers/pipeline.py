@@ -26,6 +26,7 @@ from gputrace.analyzers.device_metrics import (
     flop_of_step,
 )
 from gputrace.analyzers.findings import CAUSES, find, order
+from gputrace.analyzers.findings.copies import find_copies
 from gputrace.analyzers.findings.data_feeding import find_input_pipelines, find_loaders
 from gputrace.analyzers.findings.facts import SEVERITIES, Facts
 from gputrace.analyzers.findings.hardware import find_card_use, note_neighbours
@@ -215,7 +216,7 @@ def _answer(
         throughput=facts.once(_throughput),
         energy=find_energy(trace.nvml, gpus, chosen, facts.once(_throughput)),
         modules=find_modules(gpus, chosen),
-        copies=facts.copies,
+        copies=facts.once(find_copies),
         ledger=ledger.rows,
         causes=tree_of(facts.causes, waits_known=facts.waits_known),
     )

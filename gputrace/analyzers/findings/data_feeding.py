@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
+from gputrace.analyzers.findings.copies import is_pinned
 from gputrace.analyzers.findings.facts import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.grouping import spans_by_rank
 from gputrace.analyzers.host_state import read_counters, read_host_state
@@ -190,11 +191,11 @@ def how_to_feed_faster(facts: Facts) -> str:
         return f"find out why that thread sleeps: {_SLEEPS}"
     if "kineto" in facts.trace.source.split("+") and not _has_loader(facts):
         return _MAKE_ON_GPU
-    is_pinned = facts.is_pinned("h2d") or (loader is not None and loader.pins_memory)
+    pinned = is_pinned(facts, "h2d") or (loader is not None and loader.pins_memory)
     has_batches = facts.trains or not facts.per_gpu.operations
     return _FEED_FASTER.get(facts.framework, _LOAD_SOONER if has_batches else _MAKE_SOONER).format(
         workers="" if loader is None else f", now {loader.workers}",
-        pin="" if is_pinned else ", pin_memory=True",
+        pin="" if pinned else ", pin_memory=True",
     )
 
 
@@ -442,7 +443,7 @@ def _host_times(facts: Facts, rows: Sequence[Breakdown]) -> tuple[int, int, int]
     waited_ns = min(idle_ns, waited_ns) if is_known else idle_ns
     train_ns = total_ns - waited_ns - sum(row.of("recorder") for row in rows)
     host_ns = host_ns if is_known else train_ns
-    if facts.is_pinned("h2d"):
+    if is_pinned(facts, "h2d"):
         # A host that no batch holds up has launched before its GPU gets there.
         ahead_ns = train_ns - sum(row.of("launch") for row in rows)
         train_ns = min(train_ns, max(ahead_ns, host_ns))

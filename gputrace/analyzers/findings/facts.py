@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import Collectives
-from gputrace.analyzers.copies import find_copies
 from gputrace.analyzers.cuda_api_calls import are_of_hip
 from gputrace.analyzers.gpu_links import Links, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
@@ -39,7 +38,6 @@ from gputrace.model.kernels import Kernels
 from gputrace.model.results import (
     TURNS,
     Breakdown,
-    CopyUse,
     Evidence,
     Finding,
     LedgerRow,
@@ -53,8 +51,6 @@ from gputrace.units import format_ids, format_pair, format_steps
 
 _Fact = TypeVar("_Fact")
 
-_PINNED_PART: Final = 0.9
-"""Part of the copies' time from which the memory of all of them is called pinned."""
 _FEWEST_TURNS: Final = 3
 """Fewer steps may all hold what a process does once: none shows how long they are without it."""
 _FEWEST_TO_COUNT: Final = 8
@@ -328,17 +324,6 @@ class Facts(Struct, frozen=True, dict=True):
     def working(self) -> list[LaneSummary]:
         """Lanes of the GPUs that count."""
         return self.lanes_of(self.rows) if self.per_gpu.operations else []
-
-    @cached_property
-    def copies(self) -> tuple[CopyUse, ...]:
-        """Copies of the measured steps by GPU, direction and the host's memory."""
-        return find_copies(self.per_gpu, self.measured)
-
-    def is_pinned(self, kind: str) -> bool:
-        """Return whether the host's memory is pinned in the copies of a kind of `CopyUse`."""
-        rows = [row for row in self.copies if row.kind == kind]
-        pinned = sum(row.total_ns for row in rows if row.memory == "pinned")
-        return pinned > _PINNED_PART * sum(row.total_ns for row in rows)
 
     @property
     def waits_known(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from gputrace.analyzers.findings.facts import HIGH, Facts, severity_of
 from gputrace.analyzers.findings.growing_steps import longer_ns
-from gputrace.analyzers.findings.reinforcement import awaited_phase
+from gputrace.analyzers.findings.host_work import awaited_phase
 from gputrace.analyzers.host_state import FAULT_NS, read_host_state
 from gputrace.analyzers.neighbours import programs_on_cores
 from gputrace.analyzers.python_samples import SampledLine

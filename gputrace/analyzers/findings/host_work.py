@@ -1,5 +1,6 @@
 """Causes of lost time in what the host does: garbage collection, compilation, the optimizer on the
-host, modes for debugging that were left on, and other work than to launch.
+host, modes for debugging that were left on, phases of reinforcement learning that updates wait for,
+and other work than to launch.
 """
 
 from __future__ import annotations
@@ -13,15 +14,33 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gputrace.analyzers.cuda_api_calls import NOBODY
-from gputrace.analyzers.findings.facts import Facts, severity_of
+from gputrace.analyzers.findings.facts import HIGH, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.grouping import times_by_process
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.ledger import lost_time
 from gputrace.analyzers.ledger.causes import Host
+from gputrace.analyzers.step_phases import read_phases
 from gputrace.analyzers.steps.inferred import find_returned
+from gputrace.analyzers.steps.rollouts import read_named_ranges
 from gputrace.model.events import Events, Kind, distinct_ids, is_among
-from gputrace.model.host import BACKWARD, CHECKPOINT, DATA, FORWARD, OPTIMIZER, ROLLOUT
+from gputrace.model.host import (
+    BACKWARD,
+    CHECKPOINT,
+    CLIPPING,
+    DATA,
+    FORWARD,
+    OPTIMIZER,
+    PHASES,
+    REFERENCE,
+    REWARD,
+    ROLLOUT,
+    UNSCALING,
+    UPDATE,
+    WEIGHT_SYNC,
+    StepPhase,
+    StepPhases,
+)
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
 from gputrace.model.results import Finding
 from gputrace.sanitize import clean
@@ -447,4 +466,102 @@ def debugging(facts: Facts) -> Iterator[Finding]:
         "each gradient and keep a traceback of each operation"
         if finds_anomalies
         else "unset CUDA_LAUNCH_BLOCKING, which is for finding a kernel that fails",
+    )
+
+
+_AWAITED: Final = {
+    ROLLOUT: "generate with an engine made for it (vLLM, SGLang), in larger batches, "
+    "and without the slowest few answers; or roll out while the last batch is learned from",
+    REWARD: "score answers in parallel, in processes of their own, or while others are "
+    "generated; cache what was scored before; limit the time of a verifier",
+    REFERENCE: "score in larger batches, together with the old policy's; leave out the "
+    "reference where its weight (beta) is 0",
+    WEIGHT_SYNC: "send weights in large pieces and from GPU to GPU (NCCL, CUDA IPC), not "
+    "through the host or a file; only those that changed; and less often",
+}
+"""Phases that updates wait for, and how to make them faster."""
+_UPDATE: Final = (FORWARD, BACKWARD, UNSCALING, CLIPPING, OPTIMIZER, UPDATE)
+_ONE_RANK_PART: Final = 0.5
+"""Part of the awaited phase that a rank has beyond others for it to be named."""
+_TURNS_PART: Final = 0.5
+"""Part of the steps that must have rollouts for them to be turns."""
+
+
+def claim_awaited_phases(host: Host) -> Intervals:
+    """Prove that updates wait for what comes before them in a turn: no CUDA call for a millisecond
+    and more in rollouts, rewards, log-probabilities without gradients or a sync of weights.
+    """
+    phases = host.phases
+    if phases is None or not len(host.steps[0]):
+        return EMPTY
+    if np.mean(phases.of[ROLLOUT].within(*host.steps) > 0) < _TURNS_PART:
+        return EMPTY
+    awaited = reduce(merge_touching, (phases.of[name] for name in _AWAITED))
+    return host.pauses.intersection(awaited)
+
+
+def awaited_phase(facts: Facts) -> tuple[StepPhases, StepPhase] | None:
+    """Return the phase that updates wait for longest, and those of its rank; None if none takes
+    20 % of a turn.
+    """
+    phases = [
+        (row, row.of(name))
+        for row in (facts.step_phases if facts.all_steps.kind == "rl" else ())
+        for name in _AWAITED
+    ]
+    longest = max(phases, key=lambda pair: pair[1].host_ns, default=None)
+    return longest if longest and facts.share_of(longest[1].host_ns) >= HIGH else None
+
+
+def waits_alone(facts: Facts, rank: int) -> int:
+    """Return by how many nanoseconds of a turn the awaited phase is longer on a rank than where it
+    is shortest; 0 for other ranks than the one on which it is longest.
+    """
+    awaited = facts.once(awaited_phase)
+    if awaited is None or awaited[0].rank != rank:
+        return 0
+    name, longest_ns = awaited[1].name, awaited[1].host_ns
+    return longest_ns - min(row.of(name).host_ns for row in facts.step_phases)
+
+
+def update_waits(facts: Facts) -> Iterator[Finding]:
+    """Rollouts, rewards, log-probabilities without gradients or the sync of weights, as far as they
+    were timed, take 20 % of a turn of reinforcement learning. Named is the longest of them on the
+    rank on which it takes longest, and the rank if on another one it is half as long at most;
+    details name the others, and the line at which the host waits.
+
+    Cost: the host's time in that phase.
+
+    Wrong if: a turn that uses its results again is no shorter.
+    """
+    awaited = facts.once(awaited_phase)
+    if awaited is None:
+        return
+    rank, longest = awaited
+    others = [
+        f"{PHASES[name]} {format_ns(rank.of(name).host_ns)}"
+        for name in _AWAITED
+        if name != longest.name and rank.of(name).host_ns
+    ]
+    update = format_ns(sum(rank.of(name).host_ns for name in _UPDATE))
+    process = facts.processes[rank.rank]
+    phases = facts.per_gpu.whole.once(read_phases)[process]
+    time = phases.of[longest.name].intersection(facts.time_of_rank(rank.rank))
+    engines = facts.trace.once(read_named_ranges).rollouts.keys() if longest.name == ROLLOUT else ()
+    place = facts.line_in(time, processes={process} if process in engines else engines or {process})
+    alone = waits_alone(facts, rank.rank)
+    of_rank = f" of rank {rank.rank}" if alone >= _ONE_RANK_PART * longest.host_ns else ""
+    yield facts.finding(
+        "update-waits",
+        "high",
+        longest.host_ns,
+        f"the update waits {facts.of_step(longest.host_ns)} for {PHASES[longest.name]}{of_rank}",
+        _AWAITED[longest.name],
+        {f"{phase.name.replace(' ', '_')}_ns": phase.host_ns for phase in rank.phases},
+        [
+            of_rank and f"on another rank they take {format_ns(longest.host_ns - alone)}",
+            f"the update itself takes {update}",
+            ", ".join(others) and f"{', '.join(others)} besides",
+            place.told if place else "",
+        ],
     )

@@ -17,8 +17,8 @@ from gputrace.analyzers.findings.hardware import (
     neighbours_of,
     unknown_neighbours,
 )
+from gputrace.analyzers.findings.host_work import waits_alone
 from gputrace.analyzers.findings.idle import ONE_PROCESS, ONE_PROCESS_ELSE
-from gputrace.analyzers.findings.reinforcement import waits_alone
 from gputrace.analyzers.grouping import median, median_of_others
 from gputrace.analyzers.lateness import Lateness, Straggler, find_lateness, find_stragglers
 from gputrace.analyzers.load_balance import KernelRatio, compare_loads

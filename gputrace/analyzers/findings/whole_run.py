@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gputrace.analyzers.audit import find_missing
-from gputrace.analyzers.copies import weights_until
+from gputrace.analyzers.findings.copies import weights_until
 from gputrace.analyzers.findings.facts import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.host_threads import wait_between_passes
 from gputrace.analyzers.findings.host_work import save_aside

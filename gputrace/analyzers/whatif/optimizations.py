@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.cuda_api_calls import Call
 from gputrace.analyzers.device_metrics import peak_of
+from gputrace.analyzers.findings.kernels import launched_again
 from gputrace.analyzers.operations import OperationClass
-from gputrace.analyzers.repeated_launches import launched_again
 from gputrace.analyzers.whatif.build import SHORT_NS
 from gputrace.analyzers.whatif.graph import NONE, Graph, Index, before_on, measure, replay
 from gputrace.analyzers.whatif.late_ranks import with_quick_host

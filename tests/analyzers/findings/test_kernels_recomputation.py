@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gputrace.analyzers.repeated_launches import launched_again
+from gputrace.analyzers.findings.kernels import launched_again
 from tests.helpers.handmade import US, Run, analyze, ids
 
 PARTS = ("norm", "project", "attention", "project", "add", "norm", "widen", "gelu", "narrow", "add")

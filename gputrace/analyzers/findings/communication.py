@@ -1,7 +1,10 @@
-"""Findings about links between GPUs: slow ones, and exchange through the host's memory."""
+"""Findings about communication: exposed, over slow links, through the host's memory, and waits that
+lie in how work is divided.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import combinations, permutations
 from typing import Final
@@ -22,10 +25,265 @@ from gputrace.analyzers.gpu_links import (
 )
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.operations import Gpu, OperationClass
+from gputrace.analyzers.parallelism import find_experts, find_sharded, total_collectives
+from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.model.intervals import Intervals
 from gputrace.model.results import Evidence, Finding
 from gputrace.model.struct import Struct
-from gputrace.units import format_number
+from gputrace.units import format_bytes, format_ns, format_number, format_pair
+
+_WAIT_LESS: Final = (
+    "make the ranks arrive at the same time ({who} last): hosts that launch sooner, "
+    "batches of equal size, loaders without stalls; sending less gains little"
+)
+_ALWAYS_LAST: Final = 0.9
+"""Share of the waiting that must be for one rank to say that this one comes last."""
+
+
+def communication_exposed(facts: Facts) -> Iterator[Finding]:
+    """Communication runs with no computation beside it. Waiting in it counts too, where no rank is
+    late by more than chance and nothing on it says why.
+
+    Cost: class `communication`, less what is charged to a cause on the rank that came last, to the
+    division of work (`pipeline-bubble`, `expert-imbalance`) or to links.
+
+    Wrong if: the step is no shorter without the exchange (DDP's `no_sync` for some steps).
+    """
+    cost = facts.ledger.mean("communication-exposed", "uneven-arrival")
+    wait = facts.ledger.mean("uneven-arrival")
+    known, share = facts.waits_known, facts.share_of(cost)
+    severity = severity_of(share)
+    if severity is None:
+        return
+    unseen = "" if known else "record all ranks, which shows how much of it is waiting; then "
+    role, part = _costliest_role(facts)
+    waiting = ""
+    if not known:
+        waiting = "waiting for other ranks is included, as not all ranks were recorded"
+    elif wait >= MEDIUM * cost:
+        waiting = f"{format_ns(wait)} of it is waiting for other ranks"
+    yield facts.finding(
+        "communication-exposed",
+        severity,
+        cost,
+        f"communication not hidden by compute takes {facts.of_step(cost)}",
+        _WAIT_LESS.format(who=_who_is_last(facts))
+        if known and 2 * wait > cost
+        else unseen + _less(facts, role),
+        {
+            "share": round(share, 4),
+            "communication_ns": facts.mean("communication"),
+            "wait_ns": wait if known else None,
+            "total_ns": facts.mean_ns,
+            "role": role or None,
+            "role_share": round(part, 4) if role else None,
+        },
+        [f"most of it is in {_ROLE_NAMES[role]}" if role else "", waiting],
+    )
+
+
+def _who_is_last(facts: Facts) -> str:
+    """Return the rank that others wait for where none is known to be late, as advice calls it."""
+    waited: Counter[int] = Counter()
+    for row in facts.ledger.of("uneven-arrival"):
+        waited[row.rank] += row.ns
+    (rank, longest), *_ = waited.most_common(1)
+    is_one = longest >= _ALWAYS_LAST * waited.total()
+    return f"rank {rank} comes" if is_one else "none is always"
+
+
+_COSTLIEST_ROLE_SHARE: Final = 0.5
+"""Share of the exposed communication that one role must have to be named."""
+_ROLE_NAMES: Final = {
+    "sharded data": "gathering parameters and scattering gradients (sharded data parallel)",
+    "tensor": "tensor-parallel groups",
+    "pipeline": "messages between pipeline stages",
+    "expert": "sending tokens to experts and back",
+    "context": "context-parallel groups",
+}
+"""Groups by role; that of data-parallel gradients goes without saying."""
+_LESS_BY_ROLE: Final = {
+    "tensor": "overlap it with the matrix products (Megatron: --tp-comm-overlap with "
+    "--sequence-parallel; PyTorch: async tensor parallelism), or use smaller groups, on one host",
+    "expert": "overlap dispatch and combine with the shared experts or another micro-batch, "
+    "balance the routing (auxiliary loss, capacity), keep groups of experts on one host",
+    "context": "overlap the exchange with attention (a ring), or use fewer ranks a group",
+}
+_PREFETCH_PARAMETERS: Final = (
+    "prefetch the next layer's parameters (FSDP2: set_modules_to_forward_prefetch and "
+    "set_modules_to_backward_prefetch; FSDP: forward_prefetch=True and "
+    "backward_prefetch=BACKWARD_PRE; DeepSpeed: a larger stage3_prefetch_bucket_size): {share:.0%} "
+    "of the gathers begin beside kernels, and {hideable} of the others would fit there, too"
+)
+_KEEP_PARAMETERS: Final = (
+    "keep parameters between the passes where memory allows (FSDP2: reshard_after_forward=False; "
+    "FSDP: SHARD_GRAD_OP; DeepSpeed: stage 2): the backward pass gathers {count} times again"
+)
+_SHARD_WITHIN_HOST: Final = (
+    "shard within a host (HSDP), or wrap more layers together: larger messages"
+)
+_SEND_LESS: Final = (
+    "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
+    "accumulation with no_sync)"
+)
+_EXCHANGE_LESS: Final = (
+    "run the model on fewer GPUs, neighbours on one host, or overlap it with the computation of "
+    "another batch"
+)
+"""Advice for inference, which has no gradients."""
+
+
+def _less(facts: Facts, role: str) -> str:
+    """Return how to expose less communication in groups of a role."""
+    sharded = facts.by_group(find_sharded) if role == "sharded data" else ()
+    if not sharded:
+        return _LESS_BY_ROLE.get(role, _EXCHANGE_LESS if facts.infers else _SEND_LESS)
+    most = max(sharded, key=lambda group: group.gather_exposed_ns)
+    advice = []
+    if most.hideable_ns >= _HIDEABLE_PART * most.gather_exposed_ns:
+        hideable = format_ns(most.hideable_ns)
+        advice.append(_PREFETCH_PARAMETERS.format(share=most.prefetched, hideable=hideable))
+    if most.gathered_again:
+        size = most.unsharded_bytes
+        room = "" if size is None else f", which would take {format_bytes(size)} to spare"
+        advice.append(_KEEP_PARAMETERS.format(count=most.gathered_again) + room)
+    return "; ".join([*advice, _SHARD_WITHIN_HOST])
+
+
+_HIDEABLE_PART: Final = 0.1
+"""Minimum part of the exposed gathers that prefetching could hide, if it is advised."""
+
+
+def _costliest_role(facts: Facts) -> tuple[str, float]:
+    """Return the role whose groups have most of the exposed communication, and its share of it;
+    empty if that is data parallel, or not clear.
+    """
+    exposed: dict[str, int] = {}
+    for total in facts.by_group(total_collectives):
+        spent = total.exposed_ns * len(total.gpus)
+        exposed[total.role] = exposed.get(total.role, 0) + spent
+    role = max(exposed, key=lambda name: exposed[name], default="")
+    share = exposed.get(role, 0) / max(sum(exposed.values()), 1)
+    return (role, share) if role in _ROLE_NAMES and share >= _COSTLIEST_ROLE_SHARE else ("", 0.0)
+
+
+_BUBBLE_SHARE: Final = 0.02
+"""Share of the time from which a bubble is reported."""
+_FILL_IT: Final = {
+    "schedule": "fill the pipeline: more micro-batches per step, or several model chunks per "
+    "stage (interleaved 1F1B, zero-bubble schedules)",
+    "imbalance": "move layers from the slowest stage to the others",
+    "transfer": "overlap the transfers: receive the next micro-batch while this one computes, "
+    "neighbours in the pipeline on the fastest links",
+    "host": "let the hosts launch sooner: CUDA graphs, torch.compile, fewer and larger kernels",
+}
+
+
+def pipeline_bubble(facts: Facts) -> Iterator[Finding]:
+    """The stages of a pipeline idle for 2 % of the time, including waits for each other's messages;
+    `low` if the schedule accounts for it.
+
+    Cost: the mean bubble of a stage.
+
+    Wrong if: with twice as many micro-batches of half the size, the schedule's part does not halve.
+    """
+    for pipeline in facts.by_group(find_pipelines):
+        share = pipeline.bubble_ns / max(pipeline.step_ns, 1)
+        if share < _BUBBLE_SHARE:
+            continue
+        causes = {name: getattr(pipeline, f"{name}_ns") for name in _FILL_IT}
+        avoidable = (pipeline.bubble_ns - pipeline.schedule_ns) / max(pipeline.step_ns, 1)
+        slow, count = pipeline.stages[pipeline.slowest], len(pipeline.stages)
+        largest = sorted(causes, key=lambda name: -causes[name])
+        parts = [
+            f"{format_ns(causes[name])} for {_BUBBLE_CAUSES[name]}"
+            for name in largest
+            if causes[name] >= _NAMED_BUBBLE_PART * pipeline.bubble_ns
+        ]
+        schedule = "" if pipeline.schedule == "unknown" else f"{pipeline.schedule}, "
+        details = [f"{schedule}{pipeline.micro_batches} micro-batches: {', '.join(parts)}"]
+        if pipeline.imbalance_ns >= _NAMED_BUBBLE_PART * pipeline.bubble_ns:
+            longer = format_ns(pipeline.excess_ns)
+            details.append(
+                f"stage {slow.stage} (rank {slow.rank}) works {longer} longer than the mean"
+            )
+        idle = format_pair(pipeline.bubble_ns, "of", pipeline.step_ns)
+        yield Finding(
+            "pipeline-bubble",
+            severity_of(avoidable) or "low",
+            tuple(stage.gpu for stage in pipeline.stages),
+            tuple(stage.rank for stage in pipeline.stages),
+            pipeline.bubble_ns,
+            f"the {count} stages of the pipeline idle {share:.0%} of each step ({idle})",
+            "; ".join(_FILL_IT[name] for name in largest[:2] if causes[name] > 0),
+            {
+                "share": round(share, 4),
+                "schedule": pipeline.schedule,
+                "stages": count,
+                "micro_batches": pipeline.micro_batches,
+                **{f"{name}_ns": value for name, value in causes.items()},
+                "slowest_rank": slow.rank,
+                "excess_ns": pipeline.excess_ns,
+            },
+            tuple(details),
+        )
+
+
+_NAMED_BUBBLE_PART: Final = 0.05
+_BUBBLE_CAUSES: Final = {
+    "schedule": "the schedule",
+    "imbalance": "unequal stages",
+    "transfer": "transfers",
+    "host": "host gaps",
+}
+_EXPERT_EXCESS: Final = 0.1
+"""Minimum excess of the busiest rank's experts, as a fraction of their mean work."""
+_EXPERT_SHARE: Final = 0.02
+"""Share of the time that the excess must cost."""
+_ALWAYS_BUSIEST_SHARE: Final = 0.5
+"""Share of the exchanges in which a rank must have most work to be named."""
+
+
+def expert_imbalance(facts: Facts) -> Iterator[Finding]:
+    """The busiest rank's experts have 10 % more work than the mean, exchange by exchange, and that
+    costs 2 % of the time.
+
+    Cost: that excess, for which the mean rank waits.
+
+    Wrong if: the step is no shorter when tokens go to experts round-robin, ignoring the router.
+    """
+    for experts in facts.by_group(find_experts):
+        share = facts.share_of(experts.imbalance_ns)
+        excess = experts.imbalance_ns / max(experts.work_ns, 1)
+        if share < _EXPERT_SHARE or excess < _EXPERT_EXCESS:
+            continue
+        most = max(experts.ranks, key=lambda rank: rank.work_ns)
+        always = most.busiest >= _ALWAYS_BUSIEST_SHARE
+        who = (
+            f"the experts of rank {most.rank} work {most.ratio:.2f} times as long as the mean"
+            if always
+            else "which rank has them varies from layer to layer"
+        )
+        yield Finding(
+            "expert-imbalance",
+            severity_of(share) or "low",
+            (most.gpu,) if always else tuple(rank.gpu for rank in experts.ranks),
+            (most.rank,) if always else tuple(rank.rank for rank in experts.ranks),
+            experts.imbalance_ns,
+            f"ranks wait {facts.of_step(experts.imbalance_ns)} for the busiest experts",
+            "balance the routing (auxiliary loss, router bias, capacity factor), or spread busy "
+            "experts over the ranks (redundant experts)",
+            {
+                "share": round(share, 4),
+                "excess": round(excess, 4),
+                "rank": most.rank if always else None,
+                "ratio": most.ratio,
+                "busiest_share": most.busiest,
+                "wait_ns": experts.wait_ns,
+            },
+            (who,),
+        )
+
 
 LINK_SHARE: Final = 0.01
 """Share of the time from which a slow link is reported."""
@@ -152,7 +410,6 @@ _SLOW_NVLINK_PART: Final = 0.25
 do not go over NVLink."""
 _SILENT_NVLINK_PART: Final = 0.1
 """Ratio of NVLink to PCIe bytes below which the GPUs do not communicate over NVLink."""
-
 _REACH: Final = (
     "let the GPUs reach each other's memory: no NCCL_P2P_DISABLE or NCCL_P2P_LEVEL, containers "
     "that share one IPC namespace (--ipc=host), PCIe ACS and the IOMMU off; `nvidia-smi topo -p2p "
