@@ -234,7 +234,7 @@ def _memory(trace: Trace) -> tuple[DeviceMemory, ...]:
 
 def _throughput(facts: Facts) -> tuple[Throughput, ...]:
     """Return samples, tokens and FLOPs of each rank; empty where nothing tells them."""
-    work, steps = facts.per_gpu.whole.once(read_work), facts.timed or facts.steps
+    work, steps = facts.read(read_work), facts.timed or facts.steps
     flop = flop_of_step(facts.kernels)
     rows = measure_throughput(work, flop, facts.processes, steps, facts.unrecorded)
     return add_use(rows, facts.per_gpu.lanes, facts.kernels)

@@ -392,13 +392,13 @@ def _why_pipeline_late(facts: Facts) -> tuple[Sequence[str], Sequence[str], Evid
 
 def find_loaders(facts: Facts) -> tuple[Loader, ...]:
     """Return the data loader of each rank in the measured steps; empty where none was recorded."""
-    events = facts.per_gpu.whole.once(read_loaders)
+    events = facts.read(read_loaders)
     return () if events is None else measure_loaders(events, facts.processes, facts.once(_paces))
 
 
 def find_input_pipelines(facts: Facts) -> tuple[InputPipeline, ...]:
     """Return the input pipeline of each rank that has one which is not torch's DataLoader."""
-    events = facts.per_gpu.whole.once(read_loaders)
+    events = facts.read(read_loaders)
     return () if events is None else measure_pipelines(events, facts.processes, facts.once(_paces))
 
 

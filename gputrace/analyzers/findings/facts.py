@@ -10,14 +10,13 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 from msgspec import field
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.cuda_api_calls import are_of_hip
 from gputrace.analyzers.gpu_links import Links, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.grouping import StepsOf, edges_of, stretches, time_of
+from gputrace.analyzers.grouping import OfGpu, StepsOf, edges_of, stretches, time_of
 from gputrace.analyzers.host_state import measure_load, read_counters
 from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.lateness import LateGains
@@ -206,7 +205,7 @@ class Facts(Struct, frozen=True, dict=True):
     @cached_property
     def host_load(self) -> tuple[HostLoad, ...]:
         """Time of the hosts' threads in the measured steps, by rank; empty where not counted."""
-        counters = self.per_gpu.whole.once(read_counters)
+        counters = self.read(read_counters)
         return measure_load(counters, self.processes, self.timed or self.steps)
 
     @property
@@ -391,9 +390,15 @@ class Facts(Struct, frozen=True, dict=True):
         """Return the mean of what a function measures on each GPU in its measured time, per step
         where there are steps; 0 where no CUDA calls were recorded.
         """
-        if not self.per_gpu.has_calls:
-            return 0
-        return sum(self.per_gpu.each(measure, self.working, self.working_times)) // self.turns
+        return sum(self.each(measure)) // self.turns if self.per_gpu.has_calls else 0
+
+    def each(self, measure: Callable[[GpuShardView, Intervals], _Fact]) -> list[_Fact]:
+        """Return what a function measures on each GPU that counts, in its measured time."""
+        return self.per_gpu.each(measure, self.working, self.working_times)
+
+    def read(self, work: Callable[[Shard], _Fact]) -> _Fact:
+        """Return what a function reads of all hosts, once."""
+        return self.per_gpu.whole.once(work)
 
     def share(self, *names: str) -> float:
         """Return the share of the time that some classes have, over all GPUs."""
@@ -438,12 +443,15 @@ class Facts(Struct, frozen=True, dict=True):
         advice: str,
         evidence: Evidence | None = None,
         details: Sequence[str] = (),
+        of: Collection[OfGpu] | None = None,
     ) -> Finding:
-        """Return a finding about all GPUs and ranks that count; empty details are left out."""
+        """Return a finding about some GPUs, or all that count; empty details are left out."""
+        gpus, ranks = self.gpus, self.ranks
+        if of is not None:
+            gpus = tuple(sorted({each.gpu for each in of if each.gpu is not None}))
+            ranks = tuple(sorted({each.rank for each in of}))
         known, shown = evidence or {}, tuple(filter(None, details))
-        return Finding(
-            id, severity, self.gpus, self.ranks, impact_ns, message, advice, known, shown
-        )
+        return Finding(id, severity, gpus, ranks, impact_ns, message, advice, known, shown)
 
     def _where_most(self, *causes: str) -> tuple[list[Breakdown], int]:
         """Return the GPUs of the ranks that most of some causes is on, and what a step of these
@@ -515,11 +523,8 @@ class Facts(Struct, frozen=True, dict=True):
         ranks = sorted({row.rank for row in rows})
         gpus = self.do(verb, ranks if len(rows) < len(self.rows) else ())
         text = message.format(gpus=gpus, cost=self.of_step(cost, bool(few)), at=at)
-        yield replace(
-            self.finding(id, severity, self.ledger.mean(*causes), text, advice, evidence, shown),
-            ranks=tuple(ranks),
-            gpus=tuple(sorted({row.gpu for row in rows if row.gpu is not None})),
-        )
+        mean = self.ledger.mean(*causes)
+        yield self.finding(id, severity, mean, text, advice, evidence, shown, of=rows)
 
     def at_line(self, *causes: str) -> LedgerRow | None:
         """Return the largest row of some causes that has a line, among the large ones."""

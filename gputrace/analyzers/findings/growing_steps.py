@@ -139,7 +139,7 @@ def time_by_part(facts: Facts, rank: int, steps: Sequence[Step]) -> dict[str, Ti
         return {name: np.array(ns, np.int64) for name, ns in known.items() if None not in ns}
     starts, ends = edges_of(steps)
     waited = np.array([step.host_data_ns or 0 for step in steps], np.int64)
-    phases = facts.per_gpu.whole.once(read_phases).get(facts.processes.get(rank, -1))
+    phases = facts.read(read_phases).get(facts.processes.get(rank, -1))
     of = {} if phases is None else phases.of
     parts = {name: of[name].within(starts, ends) for name in of if name != DATA}
     return {"host_data": waited, **parts, "host": ends - starts - waited - sum(parts.values())}

@@ -123,10 +123,9 @@ def shared_gpu(facts: Facts) -> Iterator[Finding]:
     when = f"it slows {slowed} of {len(worst.by_step)} steps" if some else ""
     first = worst.programs[0] if worst.programs else None
     how = "at the same time (MPS)" if worst.is_mps else "in turns"
-    yield finding_of(
+    yield facts.finding(
         "shared-gpu",
         severity_of(share) or "low",
-        [worst.gpu],
         cost,
         f"another process on {named([worst.gpu])} costs {facts.of_step(cost)}",
         SHARE_NO_CARD
@@ -144,6 +143,7 @@ def shared_gpu(facts: Facts) -> Iterator[Finding]:
             "share": round(share, 4),
         },
         [f"{worst}, {how} with the training", when],
+        of=[worst.gpu],
     )
 
 
@@ -236,15 +236,15 @@ def _mismatch(facts: Facts, which: str) -> Finding | None:
         "kernel_ratio": None if ratio is None else round(ratio, 4),
         "samples": min(card.samples for card in low),
     }
-    return finding_of(
+    return facts.finding(
         "clock-mismatch",
         severity_of(facts.share_of(excess)) or "low",
-        low,
         excess,
         message,
         _clock_advice(low, which),
         evidence,
         details,
+        of=low,
     )
 
 
@@ -391,16 +391,16 @@ def _throttled(facts: Facts, reason: str, cards: Sequence[CardUse]) -> Finding:
         "temperature_c": worst.temperature_c,
         "kernel_ratio": None if ratio is None else round(ratio, 4),
     }
-    return finding_of(
+    return facts.finding(
         "throttling",
         severity_of(facts.share_of(excess)) or least,
-        cards,
         excess,
         f"{named(cards)} {'are' if len(cards) > 1 else 'is'} throttled ({reason}) up to "
         f"{share:.0%} of the time{clock}",
         _THROTTLING_ADVICE[reason],
         evidence,
         details,
+        of=cards,
     )
 
 
@@ -455,10 +455,9 @@ def pcie_degraded(facts: Facts) -> Iterator[Finding]:
         "gb_s": round(now / GB, 1),
         "best_gb_s": round(best / GB, 1),
     }
-    yield finding_of(
+    yield facts.finding(
         "pcie-degraded",
         severity_of(facts.share_of(excess)) or "low",
-        slow,
         excess,
         f"{named(slow)} {'have' if len(slow) > 1 else 'has'} a PCIe link of generation "
         f"{worst.pcie_gen} with {worst.pcie_width} lanes under load, {now / GB:.0f} of "
@@ -467,6 +466,7 @@ def pcie_degraded(facts: Facts) -> Iterator[Finding]:
         "copy-heavy work off it",
         evidence,
         details,
+        of=slow,
     )
 
 
@@ -488,15 +488,15 @@ def memory_imbalance(facts: Facts) -> Iterator[Finding]:
         return
     full = used[fullest] / fullest.memory_bytes if fullest.memory_bytes else 0.0
     part = f" ({full:.0%} of it)" if full else ""
-    yield finding_of(
+    yield facts.finding(
         "memory-imbalance",
         "medium" if full >= _FULL_MEMORY_PART else "low",
-        [fullest],
         0,
         f"{named([fullest])} uses {used[fullest] / 2**30:.1f} GiB of memory{part}, the others "
         f"{others / 2**30:.1f} GiB",
         _MEMORY_ADVICE.get(facts.framework, "spread the data that only one GPU holds"),
         {"used_bytes": used[fullest], "others_bytes": round(others), "share": round(full, 4)},
+        of=[fullest],
     )
 
 
@@ -525,10 +525,9 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     text += f"{format_ns(span)}, by the driver's figure"
     often = f"{times:,} times" if times > 1 else "once"
     stand = f"they stand still {often} for 2 s or more, {format_ns(still)} in all"
-    yield finding_of(
+    yield facts.finding(
         "low-utilization",
         severity_of(idle / max(span, 1)) or "info",
-        list(used),
         idle,
         text,
         "record some steps of the run (gputrace record -- COMMAND) to see what they wait for",
@@ -537,6 +536,7 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
             stand if still else "",
             "a log does not say what a GPU waits for, or how well it computes",
         ],
+        of=list(used),
     )
 
 
@@ -578,10 +578,9 @@ def uneven_utilization(facts: Facts) -> Iterator[Finding]:
     others = float(median([used[card] for card in used if card is not most]))
     if used[most] - others < _UNEVEN_POINTS:
         return
-    yield finding_of(
+    yield facts.finding(
         "uneven-utilization",
         "high",
-        [most],
         round((used[most] - others) / 100 * span),
         f"{named([most])} runs kernels {used[most]:.0f}% of the time, the others {others:.0f}%, "
         "by the driver's figure",
@@ -589,6 +588,7 @@ def uneven_utilization(facts: Facts) -> Iterator[Finding]:
         "record shows its extra work",
         {"utilization_percent": used[most], "others_percent": round(others, 1)},
         ["the others wait for it, or have less to do"],
+        of=[most],
     )
 
 
@@ -598,20 +598,3 @@ def named(cards: Sequence[CardUse | Gpu]) -> str:
     if len(numbers) < len(cards):
         word, numbers = "rank", sorted({card.rank for card in cards})
     return f"{word}{'s' if len(numbers) > 1 else ''} {format_ranges(numbers)}"
-
-
-def finding_of(
-    id: str,
-    severity: str,
-    cards: Sequence[CardUse | Gpu],
-    impact_ns: int,
-    message: str,
-    advice: str,
-    evidence: Evidence,
-    details: Sequence[str] = (),
-) -> Finding:
-    """Return a finding about some cards alone."""
-    gpus = tuple(sorted({card.gpu for card in cards}))
-    ranks = tuple(sorted({card.rank for card in cards}))
-    shown = tuple(filter(None, details))
-    return Finding(id, severity, gpus, ranks, impact_ns, message, advice, evidence, shown)

@@ -357,7 +357,7 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the named line does not wait.
     """
-    compiled, locked = facts.per_gpu.whole.once(read_host_state).compilations, _locked(facts)
+    compiled, locked = facts.read(read_host_state).compilations, _locked(facts)
     awaited = facts.once(awaited_phase)
     for load in facts.host_load:
         steps = [step for step in facts.measured if step.rank == load.rank]
@@ -429,7 +429,7 @@ def wait_between_passes(facts: Facts) -> Iterator[str]:
 
 def _between_passes(facts: Facts, rank: int) -> Intervals:
     """Return the time of a rank's measured steps between the passes of an update."""
-    phases = facts.per_gpu.whole.once(read_phases).get(facts.processes[rank])
+    phases = facts.read(read_phases).get(facts.processes[rank])
     return EMPTY if phases is None else phases.between_passes.intersection(facts.time_of_rank(rank))
 
 

@@ -240,7 +240,7 @@ a name must hold; and part of the time from which they say nothing about its pla
 def _range_of_work(facts: Facts) -> str:
     """Return the ranges of one name in which most of the work lies, the narrowest; or nothing."""
     inside, length = Counter[str](), Counter[str]()
-    for found in facts.per_gpu.each(_work_in_ranges, facts.working, facts.working_times):
+    for found in facts.each(_work_in_ranges):
         for name, (work, total) in found.items():
             inside[name] += work
             length[name] += total
@@ -456,7 +456,7 @@ def debugging(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is no shorter without the mode.
     """
-    finds_anomalies = bool(facts.per_gpu.whole.once(read_host_state).anomaly_modes)
+    finds_anomalies = bool(facts.read(read_host_state).anomaly_modes)
     yield from facts.costly(
         "debugging",
         "{gpus} {cost} while autograd looks for anomalies (detect_anomaly)"
@@ -545,7 +545,7 @@ def update_waits(facts: Facts) -> Iterator[Finding]:
     ]
     update = format_ns(sum(rank.of(name).host_ns for name in _UPDATE))
     process = facts.processes[rank.rank]
-    phases = facts.per_gpu.whole.once(read_phases)[process]
+    phases = facts.read(read_phases)[process]
     time = phases.of[longest.name].intersection(facts.time_of_rank(rank.rank))
     engines = facts.trace.once(read_named_ranges).rollouts.keys() if longest.name == ROLLOUT else ()
     place = facts.line_in(time, processes={process} if process in engines else engines or {process})

@@ -109,7 +109,7 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
     if not cost:
         return
     share = facts.share_of(cost)
-    counts = facts.per_gpu.each(_count_searching, facts.working, facts.working_times)
+    counts = facts.each(_count_searching)
     allocs, syncs = (sum(count) // facts.turns for count in zip(*counts, strict=True))
     yield facts.finding(
         "autotune-repeated",
@@ -157,7 +157,7 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     share = facts.share_of(facts.ledger.mean("alloc-stall"))
     calls: list[str] = []
     if share >= ALLOC_MEDIUM_SHARE:
-        each = facts.per_gpu.each(_in_allocations, facts.working, facts.working_times)
+        each = facts.each(_in_allocations)
         spent = sum(map(Counter, each), Counter())
         least = _NAMED_CALL_PART * spent.total()
         calls = [name for name, ns in spent.most_common() if ns >= least]
@@ -468,7 +468,7 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     """
     message, charged = "{gpus} {cost}", facts.ledger.of("idle-unexplained")
     message += ", and the trace does not show why"
-    each = facts.per_gpu.each(_unexplained_before, facts.working, facts.working_times)
+    each = facts.each(_unexplained_before)
     before_pages, before_unknown = np.reshape(each, (-1, 2)).sum(axis=0).tolist()
     if 2 * before_pages > sum(row.of("other_idle") for row in facts.rows):
         message = "{gpus} {cost} before page migrations of managed memory"

@@ -508,7 +508,7 @@ def work_recomputed(facts: Facts) -> Mapping[tuple[int, int], int]:
 
 
 def _recomputed(facts: Facts) -> dict[tuple[int, int], int]:
-    spent = facts.per_gpu.each(_recomputed_on, facts.working, facts.working_times)
+    spent = facts.each(_recomputed_on)
     lanes = zip(facts.working, spent, strict=True)
     return {(lane.gpu.gpu, lane.gpu.rank): ns for lane, ns in lanes if ns}
 

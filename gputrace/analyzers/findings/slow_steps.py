@@ -282,14 +282,14 @@ def _host_took(
     facts: Facts, rank: int, slow: Sequence[Step], others: Sequence[Step]
 ) -> dict[str, int]:
     """Return the nanoseconds of each slow step of a rank that each of `_HOST_TOOK` has."""
-    state, process = facts.per_gpu.whole.once(read_host_state), facts.processes.get(rank, -1)
-    starts, loading = EMPTY, facts.per_gpu.whole.once(read_loaders)
+    state, process = facts.read(read_host_state), facts.processes.get(rank, -1)
+    starts, loading = EMPTY, facts.read(read_loaders)
     if loading is not None:
         # With no workers to start, too, a loader begins.
         rows = loading.select((loading.process == process) & (loading.number > 0))
         rows = rows.of("start workers")
         starts = union(rows.start, rows.end)
-    time, counted = time_of(slow), facts.per_gpu.whole.once(read_counters).get(process)
+    time, counted = time_of(slow), facts.read(read_counters).get(process)
     took = {
         "starting_workers_ns": starts.intersection(time).total,
         "collecting_ns": state.collections.get(process, EMPTY).intersection(time).total,

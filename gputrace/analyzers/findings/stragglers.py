@@ -84,11 +84,9 @@ def straggler(facts: Facts) -> Iterator[Finding]:
     yield from _slow_kernels(facts)
     # Findings about extra work that costs little as long as the other ranks' hosts are slower.
     for gpu, extra, lost in _hiding_work(facts):
-        yield Finding(
+        yield facts.finding(
             "straggler",
             "low",
-            (gpu.gpu,),
-            (gpu.rank,),
             lost,
             f"{_who(facts, gpu)} runs kernels that the others do not, {facts.of_step(extra)}",
             _SHARE_WORK,
@@ -98,6 +96,7 @@ def straggler(facts: Facts) -> Iterator[Finding]:
                 "pattern": "constant",
             },
             (f"the others' slower hosts hide it: they lose {format_ns(lost)} to it",),
+            of=[gpu],
         )
 
 
@@ -152,11 +151,9 @@ def _slow_kernels(facts: Facts) -> Iterator[Finding]:
         if gpu in reported or _by_neighbours(facts, gpu, slow.cost_ns):
             continue
         reason = lower_clock(facts, gpu.gpu, gpu.rank)
-        yield Finding(
+        yield facts.finding(
             "straggler",
             severity_of(share) or "low",
-            (gpu.gpu,),
-            (gpu.rank,),
             slow.cost_ns,
             f"the kernels of {_who(facts, gpu)} take {slow.ratio:.2f} times as long as "
             f"others', which costs {facts.of_step(slow.cost_ns)}",
@@ -169,10 +166,12 @@ def _slow_kernels(facts: Facts) -> Iterator[Finding]:
                 "upper_quartile": round(slow.high, 4),
                 "share": round(share, 4),
             },
-            (
+            [
                 "the same kernels are compared" + (", slow in bursts" if slow.in_bursts else ""),
-                *filter(None, (reason, unknown_neighbours(facts, gpu))),
-            ),
+                reason or "",
+                unknown_neighbours(facts, gpu),
+            ],
+            of=[gpu],
         )
 
 
@@ -382,13 +381,12 @@ def _finding(
     message += "works longer" if id == "straggler" else "has a late host"
     shown = (
         f"it is last at {late.last:.0%} of the collectives{_where(facts, gpu)}{_when(late)}",
-        *filter(None, details),
+        *details,
         *_mixture(facts, late),
         *_in_all_steps(facts, id, late),
     )
-    severity = severity_of(share) or "low"
-    cost = late.cost_ns
-    return Finding(id, severity, (gpu.gpu,), (gpu.rank,), cost, message, advice, evidence, shown)
+    severity, cost = severity_of(share) or "low", late.cost_ns
+    return facts.finding(id, severity, cost, message, advice, evidence, shown, of=[gpu])
 
 
 _BY_CHANCE: Final = 1.2
@@ -516,11 +514,9 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
     if len({other.rank for other in facts.once(find_balance)}) > 1:
         where += f" (rank {load.rank})"
         advice = _SPREAD_WORK.format(rank=load.rank)
-    yield Finding(
+    yield facts.finding(
         "gpu0-skew",
         severity_of(share) or "low",
-        (load.gpu,),
-        (load.rank,),
         cost,
         f"{where} has work that no other GPU has, {facts.of_step(extra)}",
         advice,
@@ -529,6 +525,7 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
             _parts(facts, load),
             f"the others wait {format_ns(cost)} ({format_share(cost, facts.mean_ns)}) meanwhile",
         ),
+        of=[load],
     )
 
 

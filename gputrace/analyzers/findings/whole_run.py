@@ -158,7 +158,7 @@ def warmup(facts: Facts) -> Iterator[Finding]:
     spent = 0 if facts.repeats else facts.ledger.mean("warmup")
     severity = severity_of(facts.share_of(spent))
     if severity is not None:
-        each = facts.per_gpu.each(_idle_once, facts.working, facts.working_times)
+        each = facts.each(_idle_once)
         once = {cause: sum(of[cause] for of in each) // facts.turns for cause in each[0]}
         parts, advice = _name_causes(once, spent, facts.is_hip)
         yield facts.finding(
