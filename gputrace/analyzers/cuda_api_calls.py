@@ -138,17 +138,22 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
     _recorded: dict[int, tuple[Window, ...]]
     """Windows of recorded calls, by process of which not all calls were recorded."""
 
-    def issued_by(self, operations: Events) -> NDArray[np.int32]:
-        """Return the call that issued each operation, or `NOBODY`, by process and correlation."""
-        rows_of = np.full(len(operations), NOBODY, np.int32)
-        present = distinct_ids(operations.process).tolist()
+    def issued_by(
+        self, operations: Events, rows: slice | NDArray[Any] = slice(None)
+    ) -> NDArray[np.int32]:
+        """Return the call that issued each operation, or each of some rows of them, or `NOBODY`, by
+        process and correlation.
+        """
+        processes, correlations = operations.process[rows], operations.correlation[rows]
+        issued = np.full(len(processes), NOBODY, np.int32)
+        present = distinct_ids(processes).tolist()
         for process in self._by_correlation.keys() & present:
             calls = self._by_correlation[process]
             if len(present) == 1:
-                return calls.rows(operations.correlation)
-            rows = np.flatnonzero(operations.process == process)
-            rows_of[rows] = calls.rows(operations.correlation[rows])
-        return rows_of
+                return calls.rows(correlations)
+            mine = np.flatnonzero(processes == process)
+            issued[mine] = calls.rows(correlations[mine])
+        return issued
 
     def threads_of(self, process: int) -> range:
         """Return the numbers of a process's threads, which lie side by side."""

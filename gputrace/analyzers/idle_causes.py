@@ -90,18 +90,22 @@ def read_evidence(trace: Trace) -> HostEvidence:
     columns = ("start", "end", "name", "process", "thread")
     waits = trace.events([Kind.DATA_WAIT], columns)
     every = trace.events([Kind.RANGE], columns)
-    ranges, mpi = _named(trace, every, DATA_RANGE), _named(trace, every, _MPI_WAITS)
-    overhead = _named(trace, trace.events([Kind.OVERHEAD], columns), _RECORDER)
+    overhead = trace.events([Kind.OVERHEAD], columns)
+    overhead = overhead.select(trace.matches(overhead.name, _RECORDER))
+    ranges, mpi, parts = (
+        intervals_by_thread(every.select(trace.matches(every.name, pattern)))
+        for pattern in (DATA_RANGE, _MPI_WAITS, _PART_RANGE)
+    )
     data = intervals_by_thread(waits)
-    for thread, intervals in intervals_by_thread(ranges).items():
+    for thread, intervals in ranges.items():
         data[thread] = merge_touching(data.get(thread, EMPTY), intervals)
     phases = intervals_by_thread(trace.events([Kind.PHASE], columns))
-    for thread, intervals in intervals_by_thread(_named(trace, every, _PART_RANGE)).items():
+    for thread, intervals in parts.items():
         phases[thread] = merge_touching(phases.get(thread, EMPTY), intervals)
     return HostEvidence(
         data,
         intervals_by_thread(overhead),
-        intervals_by_thread(mpi),
+        mpi,
         phases,
         _forward_passes(trace),
     )
@@ -132,12 +136,6 @@ def _forward_passes(trace: Trace) -> dict[tuple[int, int], Intervals]:
         thread = int(events.process[first[row]]), int(events.thread[first[row]])
         passes[thread] = of_passes.select(keys[first] == keys[first[row]])
     return passes
-
-
-def _named(trace: Trace, events: Events, pattern: str) -> Events:
-    return events.select(
-        is_among(events.name, list(trace.search(distinct_ids(events.name), pattern)))
-    )
 
 
 def intervals_by_thread(events: Events) -> dict[tuple[int, int], Intervals]:
@@ -197,8 +195,7 @@ def _proofs(
 ) -> tuple[dict[str, list[Intervals]], NDArray[np.int32]]:
     """Return when each cause is proven, overlaps included, and the feeding thread of each gap."""
     ending = np.minimum(search(operations.start, gaps.end), len(operations) - 1)
-    issuer = operations.events.having("process", "correlation")
-    issued_by = calls.issued_by(issuer.select(ending))
+    issued_by = calls.issued_by(operations.events, ending)
     known = issued_by != NOBODY
     feeder = np.where(known, calls.thread[issued_by], NOBODY).astype(np.int32)
     # Work is issued somewhere within the call, at the latest when it starts.
@@ -249,7 +246,7 @@ def calls_held_by_copies(operations: GpuOperations, calls: CudaApiCalls) -> dict
     into pageable memory, all do.
     """
     copies = np.flatnonzero(operations.events.kind == Kind.COPY_D2H)
-    issued_by = calls.issued_by(operations.events.having("process", "correlation").select(copies))
+    issued_by = calls.issued_by(operations.events, copies)
     held = issued_by != NOBODY
     held[held] = calls.end[issued_by[held]] >= operations.end[copies[held]]
     rows = distinct_ids(issued_by[held])
@@ -271,8 +268,7 @@ def _is_seen(
     seen = calls.all_recorded(process, gaps.start, gaps.end)
     if operations.coverage.calls is None:
         return seen
-    issuer = operations.events.having("process", "correlation")
-    seen &= calls.issued_by(issuer.select(np.maximum(ending - 1, 0))) != NOBODY
+    seen &= calls.issued_by(operations.events, np.maximum(ending - 1, 0)) != NOBODY
     return seen
 
 

@@ -299,7 +299,7 @@ def measure_work(
     lengths = ops.end[rows] - ops.start[rows]
     operator = np.full(len(rows), NOBODY)
     if view.calls is not None and len(rows):
-        issued_by = view.calls.issued_by(ops.events.having("process", "correlation").select(rows))
+        issued_by = view.calls.issued_by(ops.events, rows)
         operator = view.calls.ranges_around(issued_by, operators)
     launched = operator != NOBODY
     chosen = np.where(launched, operator, 0)
@@ -482,7 +482,7 @@ def _launch_times(view: GpuShardView, rows: Rows, most: int) -> LaunchTimes:
     if calls is None or not len(rows):
         return LaunchTimes(tiny, _NOTHING, _NOTHING)
     rows = rows[:: len(rows) // most + 1]
-    issued_by = calls.issued_by(ops.events.having("process", "correlation").select(rows))
+    issued_by = calls.issued_by(ops.events, rows)
     known = issued_by != NOBODY
     rows, issued_by = rows[known], issued_by[known]
     began = calls.start[issued_by]

@@ -285,9 +285,8 @@ def _explain(
     all_data = all_waits(process, calls, evidence, waits)
     known = [time for pair, time in evidence.data.items() if pair[0] == process]
     if not known and calls is not None:
-        launched = operations.events.having("kind", "process", "correlation")
-        launched = launched.select(is_among(launched.kind, (Kind.KERNEL, Kind.GRAPH)))
-        issued_by = calls.issued_by(launched)
+        launched = is_among(operations.events.kind, (Kind.KERNEL, Kind.GRAPH))
+        issued_by = calls.issued_by(operations.events, launched)
         launching = set(distinct_ids(calls.thread[issued_by[issued_by != NOBODY]]).tolist())
         known = [all_data[calls.threads[thread]] for thread in waits if thread in launching]
     data = max(known, key=lambda time: time.total, default=None)

@@ -351,7 +351,7 @@ def _waiting_calls(shard: Shard) -> Mask:
     """
     calls = shard.calls
     assert calls is not None
-    freeing = shard.trace.search(distinct_ids(calls.name[calls.sort == Call.ALLOC]), _FREE)
-    drains = is_among(calls.name, list(freeing)) & (calls.sort == Call.ALLOC)
+    drains = calls.sort == Call.ALLOC
+    drains[drains] = shard.trace.matches(calls.name[drains], _FREE)
     waiting: Mask = drains | (calls.sort == Call.SYNC)
     return waiting

@@ -254,10 +254,7 @@ def claim_turns(host: Host) -> Intervals:
     neighbours = meet_on_card(host.view.trace, operations.gpu, host.window)
     if neighbours is None:
         return EMPTY
-    ended_by = operations.events.having("process", "correlation").select(
-        host.ending_operations(idle)
-    )
-    issued_by = calls.issued_by(ended_by)
+    issued_by = calls.issued_by(operations.events, host.ending_operations(idle))
     known = (issued_by != NOBODY) & (idle.lengths >= _TURN_NS)
     begin = np.maximum(idle.start, np.where(known, calls.end[issued_by], idle.end))
     waits = known & (idle.end - begin >= _TURN_NS)

@@ -540,14 +540,14 @@ def _issued_within(
     if not kinds or not any(map(len, rows)):
         return []
     ranges = trace.events(kinds, ("start", "end", "kind", "name", "process", "thread"))
-    named = list(trace.search(distinct_ids(ranges.name), pattern))
-    ranges = ranges.select(is_among(ranges.name, named) | (ranges.kind == Kind.MESSAGE))
+    named = trace.matches(ranges.name, pattern)
+    ranges = ranges.select(named | (ranges.kind == Kind.MESSAGE))
     calls = read_calls(trace) if len(ranges) else None
     if calls is None:
         return []
     keys, found = thread_keys(ranges), []
     for events, mine in zip(gpus, rows, strict=True):
-        issued = calls.issued_by(events.select(mine))
+        issued = calls.issued_by(events, mine)
         threads = np.where(issued == NOBODY, -1, calls.thread[issued])
         within = np.where(issued == NOBODY, np.int8(-1), np.int8(0))
         for number in distinct_ids(threads[threads >= 0]).tolist():

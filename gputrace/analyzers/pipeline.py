@@ -466,7 +466,7 @@ def _are_whole(view: GpuShardView, starts: Times, ends: Times) -> Mask:
         return idle
     begins, known = starts, np.ones(len(starts), np.bool_)
     for row in (first, np.maximum(first - 1, 0)):
-        issued_by = calls.issued_by(operations.events.select(row))
+        issued_by = calls.issued_by(operations.events, row)
         known &= issued_by != NOBODY
         begins = np.minimum(begins, calls.start[issued_by])
     begins = np.where(idle, starts, begins)

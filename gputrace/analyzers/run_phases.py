@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.cuda_api_calls import NOBODY, Call, find_captures
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.grouping import StepsOf, median
+from gputrace.analyzers.grouping import StepsOf, median, times_by_process
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of
 from gputrace.analyzers.lanes import AnyLane, AnyLaneSummary, Lane, LaneSummary
 from gputrace.analyzers.operations import GpuOperations
@@ -356,11 +356,8 @@ def _named_spans(shard: Shard) -> Mapping[str, Mapping[int, Intervals]]:
         if kind not in trace.kinds:
             continue
         events = trace.events([kind], columns)
-        named = list(trace.search(distinct_ids(events.name), pattern))
-        events = events.select(np.isin(events.name, named))
-        for process in distinct_ids(events.process).tolist():
-            rows = events.process == process
-            more = union(events.start[rows], events.end[rows])
+        events = events.select(trace.matches(events.name, pattern))
+        for process, more in times_by_process(events).items():
             spans[cause][process] = merge_touching(spans[cause].get(process, EMPTY), more)
     return spans
 
@@ -449,8 +446,7 @@ def _on_host(view: GpuShardView, gaps: Intervals, start: int, end: int) -> dict[
     launches = launches[launches != NOBODY]
     launches = launches[calls.end[launches] - calls.start[launches] > _LONG_LAUNCH_NS]
 
-    generated = list(view.trace.search(distinct_ids(firsts.name), _GENERATED))
-    compiled = firsts.start[is_among(firsts.name, generated)]
+    compiled = firsts.start[view.trace.matches(firsts.name, _GENERATED)]
     compiles = gaps.select(np.isin(gaps.end, compiled) & (gaps.lengths >= _COMPILING_NS))
 
     wanted = [id for id, name in names.items() if re.match(_ENTRY_POINT, name)]

@@ -127,7 +127,7 @@ def _weights_sent(shard: Shard, process: int) -> Intervals:
         rows = operations.classes == OperationClass.COMMUNICATION
         rows |= is_among(kinds, COPY_KINDS) & (sizes >= LEAST_INPUT_BYTES)
         if calls is not None and operations.gpu.process == process:
-            by = calls.issued_by(operations.events.select(rows))
+            by = calls.issued_by(operations.events, rows)
             by = by[by != NOBODY]
             sent = merge_touching(sent, union(calls.start[by], calls.end[by]))
     return sent
@@ -394,7 +394,7 @@ def _launched_by(
     rows = np.flatnonzero((ops.events.kind == Kind.KERNEL) & (step >= 0))
     if not len(rows):
         return {}, 0
-    issued_by = view.calls.issued_by(ops.events.having("process", "correlation").select(rows))
+    issued_by = view.calls.issued_by(ops.events, rows)
     launched = view.calls.ranges_around(issued_by, ranges)
     captured = np.full_like(launched, NOBODY)
     if len(nodes):

@@ -14,7 +14,17 @@ import numpy as np
 
 from gputrace.errors import InputError
 from gputrace.model.attempts import Life
-from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind, number_ids
+from gputrace.model.events import (
+    COLUMN_TYPES,
+    UNKNOWN,
+    Column,
+    Events,
+    Kind,
+    Mask,
+    distinct_ids,
+    is_among,
+    number_ids,
+)
 from gputrace.model.nvml import Nvml, merge_nvml
 from gputrace.model.options import Window
 from gputrace.model.results import LeftOut
@@ -339,6 +349,10 @@ class Trace(ABC):
         once.
         """
         return {id: text for id, text in self.names(ids).items() if contains(text, pattern)}
+
+    def matches(self, names: Column, pattern: str) -> Mask:
+        """Return whether a regular expression is found in the text of each of some name ids."""
+        return is_among(names, self.search(distinct_ids(names), pattern))
 
     @abstractmethod
     def device(self, process: int, device: int) -> Device:

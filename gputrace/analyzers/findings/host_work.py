@@ -442,7 +442,7 @@ def _launches_wait(host: Host) -> bool:
         return False
     is_long = operations.end - operations.start >= _LONG_KERNEL_NS
     rows = np.flatnonzero(is_long & (operations.events.kind == Kind.KERNEL))[:_MOST_LONG]
-    issued_by = calls.issued_by(operations.events.having("process", "correlation").select(rows))
+    issued_by = calls.issued_by(operations.events, rows)
     known = issued_by != NOBODY
     waited = calls.end[issued_by[known]] >= operations.end[rows[known]]
     return len(waited) >= _FEWEST_LONG and bool(waited.mean() >= _WAITED_FOR_SHARE)

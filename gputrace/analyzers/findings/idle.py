@@ -80,8 +80,7 @@ def claim_autotune(host: Host) -> Intervals:
         for sort, count in counts.items():
             rows = first + np.flatnonzero(calls.sort[first:stop] == sort)
             if sort == Call.ALLOC:
-                ordered = host.view.trace.search(distinct_ids(calls.name[rows]), _STREAM_ORDERED)
-                rows = rows[~is_among(calls.name[rows], ordered)]
+                rows = rows[~host.view.trace.matches(calls.name[rows], _STREAM_ORDERED)]
             low, high = np.searchsorted(calls.start[rows], np.stack([starts, ends]))
             count += high - low
             if sort == Call.ALLOC:

@@ -520,8 +520,7 @@ def _recomputed_on(view: GpuShardView, time: Intervals) -> int:
     lengths = operations.end[rows] - operations.start[rows]
     if calls is None or not len(rows):
         return 0
-    issuer = operations.events.having("process", "correlation").select(rows[:_LOOKED_AT])
-    issued_by = calls.issued_by(issuer)
+    issued_by = calls.issued_by(operations.events, rows[:_LOOKED_AT])
     # Calls lie thread by thread, in the order of their start.
     order = np.argsort(issued_by, kind="stable")
     order = order[issued_by[order] != NOBODY]

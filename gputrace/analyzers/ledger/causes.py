@@ -39,10 +39,8 @@ def _issuers(view: GpuShardView) -> list[int]:
     calls, events = view.calls, view.operations.events
     if calls is None:
         return []
-    launched = events.having("process", "correlation")
-    if not (of_gpu := is_among(events.kind, GPU_KINDS)).all():
-        launched = launched.select(of_gpu)
-    issued_by = calls.issued_by(launched)
+    of_gpu = is_among(events.kind, GPU_KINDS)
+    issued_by = calls.issued_by(events, slice(None) if of_gpu.all() else of_gpu)
     threads: list[int] = distinct_ids(calls.thread[issued_by[issued_by != NOBODY]]).tolist()
     return threads
 
@@ -152,7 +150,7 @@ class Host:
         if calls is None:
             return EMPTY
         copies = np.flatnonzero(is_among(operations.events.kind, COPY_KINDS))
-        issued = calls.issued_by(operations.events.having("process", "correlation").select(copies))
+        issued = calls.issued_by(operations.events, copies)
         rows = distinct_ids(issued[issued != NOBODY])
         return union(calls.start[rows], calls.end[rows])
 
@@ -211,7 +209,7 @@ class Host:
         if calls is None:
             return EMPTY
         rows = np.flatnonzero(is_among(operations.events.kind, (Kind.COPY_H2D, Kind.COPY_D2H)))
-        issued_by = calls.issued_by(operations.events.having("process", "correlation").select(rows))
+        issued_by = calls.issued_by(operations.events, rows)
         inside = (issued_by != NOBODY) & time.contains(calls.start[issued_by])
         return union(operations.start[rows[inside]], operations.end[rows[inside]])
 
@@ -222,8 +220,8 @@ class Host:
             return EMPTY
         columns = ("start", "end", "name", "process")
         events = trace.events_of(self.process, [Kind.RANGE], columns, self.window)
-        named = list(trace.search(distinct_ids(events.name), pattern))
-        events = events.select(is_among(events.name, named) & (events.process == self.process))
+        named = trace.matches(events.name, pattern)
+        events = events.select(named & (events.process == self.process))
         return union(events.start, events.end)
 
 

@@ -308,7 +308,7 @@ def _begin_of_mark(trace: Trace, operations: GpuOperations, calls: CudaApiCalls)
     """
     first = int(operations.start[0])
     marks = trace.events([Kind.STEP], ["start", "end"])
-    by = int(calls.issued_by(operations.events.select(slice(1)))[0])
+    by = int(calls.issued_by(operations.events, slice(1))[0])
     if len(marks) != 1 or by == NOBODY or first > calls.end[by] + _PROMPT_NS:
         return first
     start, end = int(marks.start[0]), int(marks.end[0])

@@ -24,7 +24,7 @@ from gputrace.analyzers.steps.inferred import (
     without_foreign,
 )
 from gputrace.analyzers.steps.windows import MarkedSteps, StepWindows, part_by_host, read_between
-from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
+from gputrace.model.events import Events, Kind, Mask, distinct_ids
 from gputrace.model.host import BACKWARD
 from gputrace.model.intervals import Times, lie_in, union
 from gputrace.model.options import Window
@@ -191,8 +191,7 @@ def read_passes(trace: Trace) -> Iterator[Marks]:
     if Kind.PHASE not in trace.kinds:
         return
     events = trace.events([Kind.PHASE], _COLUMNS)
-    names = trace.search(distinct_ids(events.name), f"^{BACKWARD}$")
-    events = events.select(is_among(events.name, names))
+    events = events.select(trace.matches(events.name, f"^{BACKWARD}$"))
     for process in distinct_ids(events.process).tolist():
         mine = events.select(events.process == process)
         no_warmup = mine.select(mine.start < 0)

@@ -133,8 +133,7 @@ def _with_issuers(view: GpuShardView, span: Window) -> Window | None:
     if calls is None:
         return None
     first, last = np.searchsorted(operations.start, span)
-    issuer = operations.events.having("process", "correlation").select(slice(first, last))
-    issued = calls.issued_by(issuer)
+    issued = calls.issued_by(operations.events, slice(first, last))
     issued = issued[issued != NOBODY]
     if not len(issued):
         return None
