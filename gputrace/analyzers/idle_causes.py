@@ -102,13 +102,7 @@ def read_evidence(trace: Trace) -> HostEvidence:
     phases = intervals_by_thread(trace.events([Kind.PHASE], columns))
     for thread, intervals in parts.items():
         phases[thread] = merge_touching(phases.get(thread, EMPTY), intervals)
-    return HostEvidence(
-        data,
-        intervals_by_thread(overhead),
-        mpi,
-        phases,
-        _forward_passes(trace),
-    )
+    return HostEvidence(data, intervals_by_thread(overhead), mpi, phases, _forward_passes(trace))
 
 
 def _forward_passes(trace: Trace) -> dict[tuple[int, int], Intervals]:

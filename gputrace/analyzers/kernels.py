@@ -14,13 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import range_of
-from gputrace.analyzers.cuda_api_calls import (
-    NOBODY,
-    are_of_hip,
-    by_thread,
-    read_calls,
-    read_host,
-)
+from gputrace.analyzers.cuda_api_calls import NOBODY, are_of_hip, by_thread, read_calls, read_host
 from gputrace.analyzers.device_metrics import roofline
 from gputrace.analyzers.gpu_shards import GpuShardView, HasGpu, PerGpu, Shard, same_names
 from gputrace.analyzers.grouping import StepsOf, median, stretches

@@ -19,12 +19,7 @@ from gputrace.analyzers.breakdown import (
 from gputrace.analyzers.clocks import put_on_one_clock
 from gputrace.analyzers.collectives import Collectives, match_collectives
 from gputrace.analyzers.cuda_api_calls import NOBODY
-from gputrace.analyzers.device_metrics import (
-    add_use,
-    find_energy,
-    find_utilization,
-    flop_of_step,
-)
+from gputrace.analyzers.device_metrics import add_use, find_energy, find_utilization, flop_of_step
 from gputrace.analyzers.findings import CAUSES, find, order
 from gputrace.analyzers.findings.copies import find_copies
 from gputrace.analyzers.findings.data_feeding import find_input_pipelines, find_loaders
@@ -48,6 +43,10 @@ from gputrace.analyzers.ledger.causes import sought_in, tree_of, with_plugins
 from gputrace.analyzers.loader import read_loaders
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import (
+    EXPERT,
+    PIPELINE,
+    SHARDED,
+    TENSOR,
     find_experts,
     find_sharded,
     find_tensor,
@@ -204,10 +203,10 @@ def _answer(
         loader=facts.once(find_loaders),
         input_pipelines=facts.once(find_input_pipelines),
         step_phases=facts.step_phases,
-        pipelines=facts.by_group(find_pipelines),
-        experts=facts.by_group(find_experts),
-        sharded=facts.by_group(find_sharded),
-        tensor=facts.by_group(find_tensor),
+        pipelines=facts.by_group(find_pipelines, PIPELINE),
+        experts=facts.by_group(find_experts, EXPERT),
+        sharded=facts.by_group(find_sharded, SHARDED),
+        tensor=facts.by_group(find_tensor, TENSOR),
         # Last: all that reads the trace may have something to say of it.
         dropped_rows=dict(sorted(quality.dropped.items())),
         warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),

@@ -262,8 +262,7 @@ class WarmupCause(Struct, frozen=True):
 
 WARMUP_CAUSES: Final = {
     "compilation": WarmupCause(
-        "compilation",
-        "cache compiled code on disk (TORCHINDUCTOR_CACHE_DIR, CUDA_CACHE_PATH)",
+        "compilation", "cache compiled code on disk (TORCHINDUCTOR_CACHE_DIR, CUDA_CACHE_PATH)"
     ),
     "graph_capture": WarmupCause(
         "capturing CUDA graphs", "capture once per input shape, and replay it"
@@ -282,8 +281,7 @@ WARMUP_CAUSES: Final = {
     ),
     "data_feeding": WarmupCause("waiting for data", "start the loader before building the model"),
     "host": WarmupCause(
-        "host work",
-        "the host loads libraries, compiles and plans convolutions in the first steps",
+        "host work", "the host loads libraries, compiles and plans convolutions in the first steps"
     ),
 }
 """Causes in order of precedence: a nanosecond counts for the first one proven."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from gputrace.model.events import Kind
@@ -112,6 +113,8 @@ def test_names_are_searched_wherever_they_are_kept(opened: Opened) -> None:
     ]
     assert trace.search([], "step") == {}
     assert trace.search(names, "nothing") == {}
+    matching = np.array(names)[trace.matches(np.array(names), r"step|<name")]
+    assert set(matching.tolist()) == found.keys()
 
 
 def test_a_range_without_any_text_is_of_unknown_name(opened: Opened) -> None:

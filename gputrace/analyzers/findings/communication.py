@@ -25,7 +25,14 @@ from gputrace.analyzers.gpu_links import (
 )
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.operations import Gpu, OperationClass
-from gputrace.analyzers.parallelism import find_experts, find_sharded, total_collectives
+from gputrace.analyzers.parallelism import (
+    EXPERT,
+    PIPELINE,
+    SHARDED,
+    find_experts,
+    find_sharded,
+    total_collectives,
+)
 from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.model.intervals import Intervals
 from gputrace.model.results import Evidence, Finding
@@ -135,7 +142,7 @@ _EXCHANGE_LESS: Final = (
 
 def _less(facts: Facts, role: str) -> str:
     """Return how to expose less communication in groups of a role."""
-    sharded = facts.by_group(find_sharded) if role == "sharded data" else ()
+    sharded = facts.by_group(find_sharded, SHARDED) if role == SHARDED else ()
     if not sharded:
         return _LESS_BY_ROLE.get(role, _EXCHANGE_LESS if facts.infers else _SEND_LESS)
     most = max(sharded, key=lambda group: group.gather_exposed_ns)
@@ -187,7 +194,7 @@ def pipeline_bubble(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: with twice as many micro-batches of half the size, the schedule's part does not halve.
     """
-    for pipeline in facts.by_group(find_pipelines):
+    for pipeline in facts.by_group(find_pipelines, PIPELINE):
         share = pipeline.bubble_ns / max(pipeline.step_ns, 1)
         if share < _BUBBLE_SHARE:
             continue
@@ -252,7 +259,7 @@ def expert_imbalance(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is no shorter when tokens go to experts round-robin, ignoring the router.
     """
-    for experts in facts.by_group(find_experts):
+    for experts in facts.by_group(find_experts, EXPERT):
         share = facts.share_of(experts.imbalance_ns)
         excess = experts.imbalance_ns / max(experts.work_ns, 1)
         if share < _EXPERT_SHARE or excess < _EXPERT_EXCESS:

@@ -34,15 +34,7 @@ from gputrace.model.host import CHECKPOINT, DATA, OTHER, PHASES, HostLine, HostL
 from gputrace.model.impossible_times import MISTIMED
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.kernels import Kernels
-from gputrace.model.results import (
-    TURNS,
-    Breakdown,
-    Evidence,
-    Finding,
-    LedgerRow,
-    Phase,
-    Step,
-)
+from gputrace.model.results import TURNS, Breakdown, Evidence, Finding, LedgerRow, Phase, Step
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.model.trace import Trace
@@ -123,13 +115,19 @@ class Facts(Struct, frozen=True, dict=True):
         return fact
 
     def by_group(
-        self, find: Callable[[PerGpu, Collectives, Sequence[str], Sequence[Step]], _Fact]
-    ) -> _Fact:
-        """Return what a function finds in the groups of communicating GPUs, computed once."""
+        self,
+        find: Callable[[PerGpu, Collectives, Sequence[str], Sequence[Step]], tuple[_Fact, ...]],
+        role: str = "",
+    ) -> tuple[_Fact, ...]:
+        """Return what a function finds in the groups of communicating GPUs, computed once; nothing
+        where no group has the role that it is about.
+        """
+        if role and role not in self.roles:
+            return ()
         if find not in self._known:
             self._known[find] = find(self.per_gpu, self.collectives, self.roles, self.measured)
-        fact: _Fact = self._known[find]
-        return fact
+        found: tuple[_Fact, ...] = self._known[find]
+        return found
 
     @cached_property
     def _known(self) -> dict[Any, Any]:

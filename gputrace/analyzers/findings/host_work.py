@@ -223,10 +223,7 @@ def host_work(facts: Facts) -> Iterator[Finding]:
         details.append(place)
     ask = "" if lines or facts.lines is not None or not facts.framework else _NAME_THE_LINE
     yield from facts.costly(
-        "host-work",
-        "{gpus} {cost} while the host does other work{at}",
-        advice + ask,
-        details,
+        "host-work", "{gpus} {cost} while the host does other work{at}", advice + ask, details
     )
 
 

@@ -23,6 +23,7 @@ from gputrace.analyzers.grouping import median, median_of_others
 from gputrace.analyzers.lateness import Lateness, Straggler, find_lateness, find_stragglers
 from gputrace.analyzers.load_balance import KernelRatio, compare_loads
 from gputrace.analyzers.operations import Gpu
+from gputrace.analyzers.parallelism import PIPELINE
 from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.model.events import UNKNOWN
 from gputrace.model.results import Evidence, Finding, Load
@@ -505,7 +506,7 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
             return
     # The work of a pipeline's stage is its own by design.
     if load.rank in (
-        stage.rank for each in facts.by_group(find_pipelines) for stage in each.stages
+        stage.rank for each in facts.by_group(find_pipelines, PIPELINE) for stage in each.stages
     ):
         return
     known = {(row.gpu, row.rank): row.gpu_known for row in facts.breakdown}

@@ -18,11 +18,7 @@ from msgspec.structs import replace
 from numpy.typing import ArrayLike
 
 from gputrace.analyzers.collectives import Collectives
-from gputrace.analyzers.cuda_api_calls import (
-    NOBODY,
-    describe_os_call,
-    longest_os_call,
-)
+from gputrace.analyzers.cuda_api_calls import NOBODY, describe_os_call, longest_os_call
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.ledger.causes import DEFAULTS, Cause, Host, path_of
