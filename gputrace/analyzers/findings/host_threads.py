@@ -269,7 +269,7 @@ def cpu_throttled(facts: Facts) -> Iterator[Finding]:
 
 
 _LOW_SHARE: Final = 0.02
-"""Share of a step from which collections and compilations are reported."""
+"""Share of a step from which a slow core is reported."""
 
 
 def slow_cores(facts: Facts) -> Iterator[Finding]:
