@@ -101,6 +101,14 @@ class PythonLines(Struct, frozen=True, dict=True):
             met[self.text[name]] += times
         return met
 
+    def awake(self, process: int, time: Intervals) -> float:
+        """Return the share of the samples of a process's stepping thread in some time that met it
+        running; 1 where there are none.
+        """
+        thread = self.stand_ins.get(process)
+        mine = np.empty(0, np.intp) if thread is None else self.within(thread, time)
+        return 1.0 - float(self.blocked[thread][mine].mean()) if thread and len(mine) else 1.0
+
     def waits_for_lock(self, process: int, time: Intervals) -> tuple[int, int, SampledLine | None]:
         """Return how many of the samples of a process in some stretches of time met its main thread
         waiting for the interpreter's lock, how many there are, and where others had the lock.

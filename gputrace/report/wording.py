@@ -291,9 +291,9 @@ def cut_middle(name: str, longest: int) -> str:
 
 _WAITS: Final = (
     *("data-feeding", "host-blocked", "gil-wait", "garbage-collection"),
-    *("cpu-throttled", "cpu-starved"),
+    *("cpu-throttled", "cpu-starved", "host-work", "checkpoint-stall", "loader-restart"),
 )
-"""Findings on time in which the host gets no further, and may overlap nothing."""
+"""Findings on time in which a host without a GPU does not train, and may overlap nothing."""
 _COSTS: Final = ("cost_ns", "touched_ns")
 """Evidence that a finding's sentence shows instead of its mean cost."""
 

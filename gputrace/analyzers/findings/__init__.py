@@ -134,7 +134,10 @@ RULES: Final[tuple[Rule, ...]] = (
 HOST_RULES: Final[tuple[Rule, ...]] = (
     host_work.update_waits,
     data_feeding.data_feeding,
+    data_feeding.loader_restart,
     whole_run.lost_records,
+    whole_run.checkpoint_stall,
+    host_work.host_work,
     host_threads.cpu_starved,
     host_threads.cpu_throttled,
     host_threads.page_faults,
@@ -169,11 +172,12 @@ def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
     alone = CARD_RULES if facts.trace.is_card_log else HOST_RULES
     rules = RULES if facts.per_gpu.operations else alone
     kinds = facts.trace.kinds
+    is_charged = bool(facts.per_gpu.operations)
     pointless = {
         cause.rule
         for cause in CAUSES
         if not cause.may_be_in(kinds)
-        or (cause.least and not facts.is_costly(cause.id, cause.least))
+        or (is_charged and cause.least and not facts.is_costly(cause.id, cause.least))
     }
     for rule in rules:
         if rule not in pointless:

@@ -16,7 +16,13 @@ from gputrace.analyzers.grouping import spans_by_rank
 from gputrace.analyzers.host_state import read_counters, read_host_state
 from gputrace.analyzers.idle_causes import read_evidence
 from gputrace.analyzers.ledger.causes import Host
-from gputrace.analyzers.loader import Pace, measure_loaders, measure_pipelines, read_loaders
+from gputrace.analyzers.loader import (
+    LoaderEvents,
+    Pace,
+    measure_loaders,
+    measure_pipelines,
+    read_loaders,
+)
 from gputrace.model.events import Kind
 from gputrace.model.host import COLLATING, READING, SENDING, InputPipeline, Loader
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching, search, union
@@ -69,7 +75,8 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 def _without_gpu(facts: Facts) -> Iterator[Finding]:
     """Yield the finding of a program without a GPU: of what it waits, a GPU may idle as much."""
     elsewhere = sum(map(partial(_charged_elsewhere, facts), facts.ranks)) // facts.turns
-    cost, loader = facts.mean("host_data") - elsewhere, _slowest_loader(facts)
+    cost = facts.mean("host_data") - elsewhere - mean_restart(facts)
+    loader = _slowest_loader(facts)
     severity = severity_of(facts.share_of(cost))
     receiving = 0.0 if loader is None else loader.receiving_ns
     # Batches may be there when they are asked for.
@@ -98,9 +105,8 @@ def _charged_elsewhere(facts: Facts, rank: int) -> int:
     it collects garbage, or is certain to be queued for a core.
     """
     process, whole = facts.processes.get(rank, -1), facts.per_gpu.whole
-    data = read_evidence(facts.trace).data.items()
-    waits = reduce(merge_touching, (time for (of, _), time in data if of == process), EMPTY)
-    waits = waits.intersection(facts.time_of_rank(rank))
+    waits = _waits_for_data(facts, process).intersection(facts.time_of_rank(rank))
+    waits = waits.difference(restarts(facts, rank))
     collecting = waits.intersection(whole.once(read_host_state).collections.get(process, EMPTY))
     counters = whole.once(read_counters).get(process)
     waits = waits.difference(collecting)
@@ -133,10 +139,15 @@ _RESTART_WAIT_NS: Final = 10_000_000
 
 def claim_restarts(host: Host) -> Intervals:
     """Prove waits for a loader that starts its workers anew: from there to the first batch."""
-    events, data = host.view.once(read_loaders), host.waits_for_data
-    if events is None:
-        return EMPTY
-    mine = events.select((events.process == host.process) & (events.number > 0))
+    events = host.view.once(read_loaders)
+    return EMPTY if events is None else _starts(events, host.process, host.waits_for_data)
+
+
+def _starts(events: LoaderEvents, process: int, data: Intervals) -> Intervals:
+    """Return when the loaders of a process start their workers anew and it waits for the first
+    batch.
+    """
+    mine = events.select((events.process == process) & (events.number > 0))
     starts = mine.of("start workers")
     following = np.minimum(search(data.end, starts.end, "right"), len(data) - 1)
     if not len(data):
@@ -150,18 +161,45 @@ def claim_restarts(host: Host) -> Intervals:
 
 def loader_restart(facts: Facts) -> Iterator[Finding]:
     """The loader starts its workers anew in measured steps, as at each epoch, and the GPUs wait for
-    its first batch for 5 % of the time (`medium`) or 20 % (`high`).
+    its first batch for 5 % of the time (`medium`) or 20 % (`high`); in traces without GPU activity,
+    the program does.
 
     Cost: these waits.
 
     Wrong if: the first step of an epoch is as long with workers that stay.
     """
-    yield from facts.costly(
-        "loader-restart",
-        "{gpus} {cost} for the loader to start its workers anew",
-        KEEP_LOADER.get(facts.framework, KEEP_LOADER[""]),
-        ["each epoch does that"],
-    )
+    advice = KEEP_LOADER.get(facts.framework, KEEP_LOADER[""])
+    details = ["each epoch does that"]
+    if facts.per_gpu.operations:
+        text = "{gpus} {cost} for the loader to start its workers anew"
+        yield from facts.costly("loader-restart", text, advice, details)
+        return
+    cost = mean_restart(facts)
+    severity = severity_of(facts.share_of(cost))
+    if severity is not None:
+        message = (
+            f"the program waits {facts.of_step(cost)} for the loader to start its workers anew"
+        )
+        yield facts.finding("loader-restart", severity, cost, message, advice, None, details)
+
+
+def mean_restart(facts: Facts) -> int:
+    """Return for how long a program without a GPU waits in a step for workers that start anew."""
+    return sum(restarts(facts, rank).total for rank in facts.ranks) // facts.turns
+
+
+def restarts(facts: Facts, rank: int) -> Intervals:
+    """Return when a rank waits in measured steps for a loader that starts its workers anew."""
+    events, process = facts.per_gpu.whole.once(read_loaders), facts.processes.get(rank, -1)
+    if events is None:
+        return EMPTY
+    starts = _starts(events, process, _waits_for_data(facts, process))
+    return starts.intersection(facts.time_of_rank(rank))
+
+
+def _waits_for_data(facts: Facts, process: int) -> Intervals:
+    data = read_evidence(facts.trace).data.items()
+    return reduce(merge_touching, (time for (of, _), time in data if of == process), EMPTY)
 
 
 _COPY_SOONER: Final = (

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from gputrace.analyzers.cuda_api_calls import NOBODY
+from gputrace.analyzers.findings.data_feeding import restarts
 from gputrace.analyzers.findings.facts import HIGH, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.grouping import times_by_process
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.ledger import lost_time
 from gputrace.analyzers.ledger.causes import Host
+from gputrace.analyzers.python_samples import SampledLine
 from gputrace.analyzers.step_phases import read_phases
 from gputrace.analyzers.steps.inferred import find_returned
 from gputrace.analyzers.steps.rollouts import read_named_ranges
@@ -198,14 +200,18 @@ def save_aside(framework: str) -> str:
 
 def host_work(facts: Facts) -> Iterator[Finding]:
     """The GPUs wait for the program's own work on the host: it makes no CUDA call for a millisecond
-    and more, or is neither in a forward pass, a backward pass, the optimizer nor the loader.
+    and more, or is neither in a forward pass, a backward pass, the optimizer nor the loader. In
+    traces without GPU activity, that is 10 % of a step (`medium`) or 20 % (`high`).
 
     The message names the line of the program, and how often that work reads values back.
 
-    Cost: that time.
+    Cost: that time; without GPU activity, less the part in which the thread waits or lacks a core.
 
     Wrong if: the step is no shorter without the work at that line.
     """
+    if not facts.per_gpu.operations:
+        yield from _own_work(facts)
+        return
     rows = facts.ledger.of("host-work")
     lines = [row.line for row in rows if row.line is not None]
     reads = facts.mean_over_gpus(_reads_between_passes) if facts.trains else 0
@@ -213,17 +219,80 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     if reads >= _FEWEST_READS:
         details.append(f"it reads {reads:,} values back a step (.item(), .cpu(), print)")
         advice = _READ_LESS
-    for frames, what, cure in (
-        (_LOGGERS, "it writes logs", _LOG_LESS),
-        (_SAVERS, "it saves a checkpoint", save_aside(facts.framework)),
-    ):
-        if any(row.frame is not None and re.search(frames, row.frame) for row in rows):
-            details, advice = [what, *details], cure
+    for what, cure in _known_work(facts, [row.frame for row in rows]):
+        details, advice = [what, *details], cure
     if not lines and rows and (place := _range_of_work(facts)):
         details.append(place)
     ask = "" if lines or facts.lines is not None or not facts.framework else _NAME_THE_LINE
     yield from facts.costly(
         "host-work", "{gpus} {cost} while the host does other work{at}", advice + ask, details
+    )
+
+
+def _known_work(facts: Facts, frames: Iterable[str | None]) -> Iterator[tuple[str, str]]:
+    """Yield what work is, and its cure, by the innermost frames that samples met in it."""
+    for pattern, what, cure in (
+        (_LOGGERS, "it writes logs", _LOG_LESS),
+        (_SAVERS, "it saves a checkpoint", save_aside(facts.framework)),
+    ):
+        if any(frame is not None and re.search(pattern, frame) for frame in frames):
+            yield what, cure
+
+
+OWN_SHARE: Final = 0.1
+"""Share of a step from which a program's own work is reported where there is no GPU."""
+
+
+class OwnWork(NamedTuple):
+    """Work of a program without a GPU beside its passes, on the rank that has most."""
+
+    share: float
+    """Share of its measured steps; 0 where no forward pass is known."""
+    rank: int = 0
+    place: SampledLine | None = None
+
+
+def find_own_work(facts: Facts) -> OwnWork:
+    """Return the work beside the passes: in no phase, no collection, no compilation and no start
+    of a loader, less the part in which the thread waits, as samples show, or is queued for a core.
+    """
+    state, found = facts.per_gpu.whole.once(read_host_state), [OwnWork(0.0)]
+    for load in facts.host_load:
+        process, time = facts.processes[load.rank], facts.time_of_rank(load.rank)
+        phases = facts.per_gpu.whole.once(read_phases).get(process)
+        if phases is None or not (phases.of[FORWARD] or phases.of[UPDATE]):
+            continue
+        kept = (state.collections, state.compilations)
+        known = [*phases.of.values(), *(times.get(process, EMPTY) for times in kept)]
+        own = time.difference(reduce(merge_touching, known, restarts(facts, load.rank)))
+        has_core = load.on_core_ns / max(load.on_core_ns + load.queued_ns, 1)
+        awake = 1.0 if facts.lines is None else facts.lines.awake(process, own)
+        share = own.total / max(time.total, 1) * awake * has_core
+        found.append(OwnWork(share, load.rank, facts.line_in(own, {process})))
+    return max(found, key=lambda work: work.share)
+
+
+def _own_work(facts: Facts) -> Iterator[Finding]:
+    share, rank, place = facts.once(find_own_work)
+    severity = severity_of(share, medium=OWN_SHARE)
+    if severity is None:
+        return
+    of_rank = f" of rank {rank}" if len(facts.processes) > 1 else ""
+    details, at = [], ""
+    advice = _LESS_HOST_WORK.replace("on the GPU, or", "or")
+    if place is not None:
+        details, at = [place.told], f" at {place.line}"
+        for what, cure in _known_work(facts, [place.frame]):
+            details, advice = [what, *details], cure
+    cost = round(share * facts.mean_ns)
+    yield facts.finding(
+        "host-work",
+        severity,
+        cost,
+        f"work beside the passes{of_rank} takes {facts.of_step(cost)}{at}",
+        advice if facts.lines is not None else advice + _NAME_THE_LINE,
+        {"share": round(share, 4), "rank": rank, "line": place.line if place else None},
+        details,
     )
 
 
@@ -301,8 +370,10 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
     who = "the program collects garbage" if is_called else "Python collects garbage"
     what, _, path = texts[name].partition(" at ")
     at = f" at {path.rpartition('/')[2]}" if is_called and path else ""
-    each = format_number(len(collections) / steps)
-    each += " collection a step" if each == "1" else " collections a step"
+    each = format_count(len(collections), "collection")
+    if steps:
+        each = format_number(len(collections) / steps)
+        each += " collection a step" if each == "1" else " collections a step"
     yield facts.finding(
         "garbage-collection",
         severity_of(share) or "low",
@@ -374,8 +445,9 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
             "share": round(share, 4),
         },
         [
-            f"{format_count(len(compilations), 'compilation')} in {format_count(steps, 'step')}, "
-            f"mostly {most}",
+            f"{format_count(len(compilations), 'compilation')}"
+            + f" in {format_count(steps, 'step')}" * bool(steps)
+            + f", mostly {most}",
             f"reason: {reason}" if reason else "",
             facts.host_is_at("recompilation"),
         ],
@@ -395,17 +467,21 @@ class _Found(NamedTuple):
 
 
 def _in_steps(facts: Facts, kind: Kind, cause: str) -> _Found | None:
-    """Return the events of a kind of the host that lie in measured steps; None if none do."""
-    if kind not in facts.trace.kinds or not facts.measured:
+    """Return the events of a kind of the host that lie in measured steps, or anywhere in a program
+    without steps and a GPU; None if none do.
+    """
+    is_whole = not facts.measured and not facts.per_gpu.operations
+    if kind not in facts.trace.kinds or not (facts.measured or is_whole):
         return None
     events = facts.trace.events([kind], ("start", "end", "name", "process"))
     by_rank = {}
     for rank, process in facts.processes.items():
         mine = events.select(events.process == process)
         time = facts.time_of_rank(rank)
-        inside = mine.select(time.contains(mine.start)) if len(mine) else mine
+        inside = mine.select(time.contains(mine.start)) if len(mine) and not is_whole else mine
         if len(inside):
-            by_rank[rank] = inside, union(inside.start, inside.end).total / time.total
+            length = facts.mean_ns if is_whole else time.total
+            by_rank[rank] = inside, union(inside.start, inside.end).total / max(length, 1)
     if not by_rank:
         return None
     rank = max(by_rank, key=lambda rank: by_rank[rank][1])

@@ -8,12 +8,18 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gputrace.analyzers.findings.data_feeding import KEEP_LOADER, find_loaders
+from gputrace.analyzers.findings.data_feeding import KEEP_LOADER, find_loaders, mean_restart
 from gputrace.analyzers.findings.facts import MEDIUM, NEARLY_ALL, Facts, severity_of
 from gputrace.analyzers.findings.growing_steps import time_by_part
 from gputrace.analyzers.findings.hardware import SHARE_NO_CARD, find_neighbours
 from gputrace.analyzers.findings.host_threads import CORES_ALONE, RAISE_QUOTA, THROTTLED_SHARE
-from gputrace.analyzers.findings.host_work import COLLECT_BETWEEN, COMPILE_ONCE, save_aside
+from gputrace.analyzers.findings.host_work import (
+    COLLECT_BETWEEN,
+    COMPILE_ONCE,
+    OWN_SHARE,
+    find_own_work,
+    save_aside,
+)
 from gputrace.analyzers.grouping import edges_of, median, time_of
 from gputrace.analyzers.host_state import read_counters, read_host_state
 from gputrace.analyzers.loader import read_loaders
@@ -32,8 +38,8 @@ def slow_steps(facts: Facts) -> Iterator[Finding]:
     collect garbage, compile or wait for a core, or another process computes on a card meanwhile.
 
     Cost: the time they add, spread over all steps, less the part in which their GPUs idle, which is
-    charged to what keeps them idle, less waits for data where these are a finding of their own, and
-    less what other processes on the cards cost.
+    charged to what keeps them idle, less what other processes on the cards cost; without a GPU,
+    less what is a finding of its own: waits for data, checkpoints, the program's own work.
 
     Wrong if: another run of the program has no such steps.
     """
@@ -138,6 +144,8 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     took = _host_took(facts, rank, those, others)
     epochs = _steps_of_epoch(facts, found)
     shared, met = _slowed_by_neighbours(facts, frozenset(numbers))
+    if not facts.per_gpu.operations and facts.share_of(mean_restart(facts)) >= MEDIUM:
+        shared += took["starting_workers_ns"] * len(those)
     part *= 1 - min(shared / max(excess, 1), 1.0)
     details, advice = _why(facts, found, took, epochs)
     details.insert(
@@ -313,7 +321,7 @@ def _what_slow_steps_have(
     facts: Facts, rank: int, steps: Sequence[Step], slow: Mask
 ) -> tuple[str, Times, float]:
     """Return the class that grew most in the slow steps, its growth in nanoseconds in each of them,
-    and the part of the growth that no cause of idle time, and no wait for data, is charged with.
+    and the part of the growth that no cause of idle time, and no other finding, is charged with.
 
     Of a rank without a GPU, the classes are its phases, as far as they are known.
     """
@@ -321,8 +329,11 @@ def _what_slow_steps_have(
     table = np.array(list(shares.values()), np.int64)
     growth = table[:, slow] - np.array([[median(row[~slow])] for row in table], np.int64)
     most, grown = int(np.argmax(growth.sum(axis=1))), np.maximum(growth.mean(axis=1), 0)
-    # Waits for data are a finding of their own from 5 % on.
-    waits = facts.share_of(facts.mean("host_data")) >= MEDIUM if "host_data" in shares else False
-    charged = np.array([name in IDLE_CAUSES or (waits and name == "host_data") for name in shares])
+    costs = {
+        "host_data": facts.share_of(facts.mean("host_data")) >= MEDIUM,
+        CHECKPOINT: facts.share_of(float(np.mean(shares.get(CHECKPOINT, 0)))) >= MEDIUM,
+        "host": facts.once(find_own_work).share >= OWN_SHARE,
+    }
+    charged = np.array([name in IDLE_CAUSES or costs.get(name, False) for name in shares])
     part = 1 - float(grown[charged].sum() / max(grown.sum(), 1))
     return list(shares)[most], growth[most], part

@@ -21,8 +21,10 @@ from gputrace.analyzers.ledger import lost_time
 from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.python_samples import SampledLine
 from gputrace.analyzers.run_phases import WARMUP_CAUSES, find_start_up
+from gputrace.analyzers.step_phases import read_phases
 from gputrace.model.attempts import attempts_of
 from gputrace.model.events import Kind, distinct_ids
+from gputrace.model.host import CHECKPOINT
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Finding, Missing, Phase
 from gputrace.model.struct import Struct
@@ -442,8 +444,8 @@ def validation_downtime(facts: Facts) -> Iterator[Finding]:
 
 def checkpoint_stall(facts: Facts) -> Iterator[Finding]:
     """Training stops for a checkpoint: between steps for 1 % of the run after warm-up (`low`), at
-    most `medium` for a single one; or within steps for 5 % of their time (`medium`) or 20 %
-    (`high`).
+    most `medium` for a single one; or within steps, or in all of the run where there is no GPU
+    activity, for 5 % of the time (`medium`) or 20 % (`high`).
 
     Cost: its duration, spread over all steps.
 
@@ -451,7 +453,9 @@ def checkpoint_stall(facts: Facts) -> Iterator[Finding]:
     """
     times, run = _times(facts, "checkpoint"), _run_ns(facts)
     advice = save_aside(facts.framework)
-    if times is None:
+    if not facts.per_gpu.operations:
+        yield from _saves_without_gpu(facts, run, advice)
+    elif times is None:
         yield from facts.costly(
             "checkpoint-stall", "{gpus} {cost} for saving checkpoints{at}", advice
         )
@@ -464,6 +468,28 @@ def checkpoint_stall(facts: Facts) -> Iterator[Finding]:
             advice,
             _evidence(times, run, times.total_ns),
             [_when(facts, times), _meanwhile(facts, times)],
+        )
+
+
+def _saves_without_gpu(facts: Facts, run: int, advice: str) -> Iterator[Finding]:
+    """Yield the finding of a program without a GPU, on the rank that saves for longest."""
+    longest = 0
+    for rank, steps in facts.all_steps.by_rank.items():
+        phases = facts.per_gpu.whole.once(read_phases).get(facts.processes.get(rank, -1))
+        if phases is not None and len(steps) > facts.all_steps.warmup:
+            since, until = steps.start[facts.all_steps.warmup], steps.end[-1]
+            longest = max(longest, phases.of[CHECKPOINT].clip(since, until).total)
+    severity = severity_of(longest / run)
+    if severity is not None:
+        cost = longest // _steps(facts)
+        yield facts.finding(
+            "checkpoint-stall",
+            severity,
+            cost,
+            f"saving checkpoints takes {longest / run:.0%} of the run after warm-up "
+            f"({format_pair(longest, 'of', run)})",
+            advice,
+            {"total_ns": longest, "share_of_run": round(longest / run, 4)},
         )
 
 
@@ -572,13 +598,13 @@ def _evidence(times: _Times, run: int, lost: int) -> dict[str, float | int | str
 
 
 _OF_SAMPLES: Final = 0.5
-"""Share of the samples of a program without steps at a line that is its finding."""
+"""Share of the samples at a line from which it is what is said of a program without passes."""
 
 
 def no_gpu_activity(facts: Facts) -> Iterator[Finding]:
     """The trace holds only host activity (`low`); the details give the reason, and what the host
-    waits between the passes of an update. Without steps, the line of at least half of the samples
-    comes first.
+    waits between the passes of an update. Where neither passes nor waits were recorded, the line of
+    at least half of the samples comes first.
 
     Wrong if: `nvidia-smi` shows the program on a GPU.
     """
@@ -587,7 +613,8 @@ def no_gpu_activity(facts: Facts) -> Iterator[Finding]:
     why, remedy = facts.trace.no_gpu
     unknown = "no GPU activity was recorded: kernels, copies and idle time are unknown"
     to_record = f"{remedy}; `gputrace doctor` says what a machine lacks to record its GPUs"
-    lines = () if facts.steps else facts.host_lines[:1]
+    is_known = facts.step_phases or facts.mean("host_data")
+    lines = () if facts.steps and is_known else facts.host_lines[:1]
     at = [f"the host is at {each.line} in {each.share:.0%} of the samples" for each in lines]
     message, first = unknown, ""
     if lines and lines[0].share >= _OF_SAMPLES:
