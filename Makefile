@@ -78,9 +78,9 @@ gpu: $(VENV)/.dev ## Measure what only a GPU can tell, in MINUTES=30, into build
 	@mkdir -p build
 	$(BIN)/python -m benchmarks gpu --minutes $(MINUTES) --save build/gpu.json
 
-causes: $(VENV)/.dev ## Judge first lines on trainings with planted faults, RUNS=3 of each, in MINUTES=30
+causes: $(VENV)/.dev ## Judge first lines on planted faults, RUNS=3 times, in MINUTES=30, or without a GPU by CPU=1
 	@mkdir -p build
-	$(BIN)/python -m benchmarks causes --minutes $(MINUTES) --runs $(RUNS) --save build/causes.json
+	$(BIN)/python -m benchmarks causes --minutes $(MINUTES) --runs $(RUNS) --save build/causes.json $(if $(CPU),--cpu)
 
 faults: $(VENV)/.dev ## Inject over a thousand faults into recordings
 	$(BIN)/python -m tests.faults --docs docs/faults.md

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-HONEST: Final = ("", "compute-bound", "idle-unexplained", "low-utilization")
+HONEST: Final = ("", "compute-bound", "idle-unexplained", "low-utilization", "no-gpu-activity")
 """First lines that accuse nothing."""
 _LINE: Final = re.compile(r"([\w.-]+\.py):(\d+)")
 

@@ -27,6 +27,7 @@ from benchmarks.causes.judge import Truth, judge, of_gputrace
 from benchmarks.causes.peers import PROFILE, RECORDING, Reader
 from benchmarks.causes.table import known_truths, sums, write_csv
 from benchmarks.experiment import (
+    WORKLOADS,
     Journal,
     analysis,
     cards,
@@ -40,6 +41,7 @@ from benchmarks.experiment import (
 )
 from benchmarks.measure import Failed
 from benchmarks.options import Options
+from gputrace.studies.framework_environments import Environments, Unavailable, read_frameworks
 
 LIMIT_S: Final = 180.0
 """One run of a program, with its start and its wait for those that train before it."""
@@ -56,6 +58,8 @@ def run(options: Options) -> int:
     all_of_them = known_truths()
     wanted = [one for one in all_of_them if not options.parts or one.name in options.parts]
     kept = os.environ.get("GPUTRACE_CAUSES")
+    if options.cpu and (made := _made_python()):
+        os.environ.setdefault("GPUTRACE_BENCH_PYTHON", made)
     if kept is None and (why := unfit(options, "torch")):
         print(f"causes: {why}")
         return 0
@@ -84,12 +88,15 @@ class Judges:
         self._reads: list[Future[None]] = []
 
     def train_all(self, wanted: list[Truth]) -> None:
-        """Record all programs, then train them cured and as they are, then profile them."""
+        """Record all programs; on GPUs, train them cured and as they are, then profile them."""
         parts: list[Any] = [
             partial(self.record, run=run) for run in range(1, self.options.runs_or(1) + 1)
         ]
-        parts += [partial(self.bare, how="cured"), partial(self.bare, how="sick")]
-        for part in (*parts, *([self.profile] if self.options.peers else [])):
+        if not self.options.cpu:
+            parts += [partial(self.bare, how="cured"), partial(self.bare, how="sick")]
+        if self.options.peers and not self.options.cpu:
+            parts.append(self.profile)
+        for part in parts:
             self.each(wanted, part)
 
     def each(self, wanted: list[Truth], part: Any) -> None:
@@ -237,6 +244,15 @@ class Judges:
         print(f"\n{sums(wanted, self.kept)}")
         if self.options.save:
             write_csv(self.options.save.with_suffix(".csv"), wanted, self.kept)
+
+
+def _made_python() -> str:
+    """Return this Python if it has PyTorch, or the one that `gputrace bench` made; else empty."""
+    frameworks = read_frameworks(WORKLOADS / "frameworks.toml")
+    try:
+        return str(Environments({}, None, print).find(frameworks["torch"]))
+    except Unavailable:
+        return ""
 
 
 def unpacked(path: Path, folder: Path) -> Path:

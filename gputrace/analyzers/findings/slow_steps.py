@@ -12,7 +12,13 @@ from gputrace.analyzers.findings.data_feeding import KEEP_LOADER, find_loaders, 
 from gputrace.analyzers.findings.facts import MEDIUM, NEARLY_ALL, Facts, severity_of
 from gputrace.analyzers.findings.growing_steps import time_by_part
 from gputrace.analyzers.findings.hardware import SHARE_NO_CARD, find_neighbours
-from gputrace.analyzers.findings.host_threads import CORES_ALONE, RAISE_QUOTA, THROTTLED_SHARE
+from gputrace.analyzers.findings.host_threads import (
+    CORES_ALONE,
+    RAISE_QUOTA,
+    THROTTLED_SHARE,
+    amount_locked,
+    amount_queued,
+)
 from gputrace.analyzers.findings.host_work import (
     COLLECT_BETWEEN,
     COMPILE_ONCE,
@@ -39,7 +45,7 @@ def slow_steps(facts: Facts) -> Iterator[Finding]:
 
     Cost: the time they add, spread over all steps, less the part in which their GPUs idle, which is
     charged to what keeps them idle, less what other processes on the cards cost; without a GPU,
-    less what is a finding of its own: waits for data, checkpoints, the program's own work.
+    less what other findings have: waits for data, a core or Python's lock, checkpoints, own work.
 
     Wrong if: another run of the program has no such steps.
     """
@@ -144,8 +150,8 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     took = _host_took(facts, rank, those, others)
     epochs = _steps_of_epoch(facts, found)
     shared, met = _slowed_by_neighbours(facts, frozenset(numbers))
-    if not facts.per_gpu.operations and facts.share_of(mean_restart(facts)) >= MEDIUM:
-        shared += took["starting_workers_ns"] * len(those)
+    if not facts.per_gpu.operations:
+        shared += _in_other_findings(facts, rank, those, took)
     part *= 1 - min(shared / max(excess, 1), 1.0)
     details, advice = _why(facts, found, took, epochs)
     details.insert(
@@ -305,6 +311,23 @@ def _host_took(
         "queued_ns": counted.queued_more(edges_of(slow), edges_of(others)) if counted else 0,
     }
     return {cause: ns // len(slow) for cause, ns in took.items()}
+
+
+def _in_other_findings(
+    facts: Facts, rank: int, slow: Sequence[Step], took: Mapping[str, int]
+) -> int:
+    """Return the nanoseconds of the slow steps of a rank without a GPU that other findings have."""
+    each = took["collecting_ns"] + took["compiling_ns"]
+    if facts.share_of(mean_restart(facts)) >= MEDIUM:
+        each += took["starting_workers_ns"]
+    if facts.share_of(max(amount_queued(facts).values(), default=0)) >= MEDIUM:
+        each += took["queued_ns"]
+    locked = 0.0
+    if facts.lines is not None and facts.share_of(amount_locked(facts).get(rank, 0)) >= MEDIUM:
+        time = time_of(slow)
+        waits, samples, _ = facts.lines.waits_for_lock(facts.processes[rank], time)
+        locked = time.total * waits / max(samples, 1)
+    return each * len(slow) + round(locked)
 
 
 def _longest_of_each(steps: Sequence[Step]) -> list[Step]:

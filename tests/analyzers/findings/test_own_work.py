@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -22,12 +23,16 @@ from tests.helpers.sentences import words_of
 
 RANGES: Final = "GPUTRACE_HOST_RANGE"
 DATA_WAIT, PHASE, LOADER = 1, 4, 5
-PASSES: Final = {"forward": (0, 3), "backward": (3, 5), "optimizer": (5, 6)}
+PASSES: Final[dict[str, tuple[float, float]]] = {
+    "forward": (0, 3),
+    "backward": (3, 5),
+    "optimizer": (5, 6),
+}
 """Milliseconds of each step of ten."""
 MAIN: Final = {"globalTid": global_id(PID, thread=PID)}
 
 
-def trained(passes: dict[str, tuple[float, float]], **per_step: int) -> Export:
+def trained(passes: Mapping[str, tuple[float, float]], **per_step: int) -> Export:
     """Steps of 10 ms with passes, on a core unless it is said otherwise."""
     export = with_counters()
     export.give(RANGES, "start", "end", "globalTid", "nameId", "kind", "number")
@@ -88,7 +93,7 @@ def test_what_it_waits_or_lacks_a_core_for_is_not_its_work(tmp_path: Path) -> No
     ],
 )
 def test_no_work_is_blamed_where_passes_are_unknown_or_take_nearly_all(
-    passes: dict[str, tuple[float, float]], tmp_path: Path
+    passes: Mapping[str, tuple[float, float]], tmp_path: Path
 ) -> None:
     assert "host-work" not in ids(analyze(trained(passes), tmp_path))
 
