@@ -244,7 +244,7 @@ OWN_SHARE: Final = 0.1
 
 
 class OwnWork(NamedTuple):
-    """Work of a program without a GPU beside its passes, on the rank that has most."""
+    """Work of a program without a GPU outside its passes, on the rank that has most."""
 
     share: float
     """Share of its measured steps; 0 where no forward pass is known."""
@@ -253,7 +253,7 @@ class OwnWork(NamedTuple):
 
 
 def find_own_work(facts: Facts) -> OwnWork:
-    """Return the work beside the passes: in no phase, no collection, no compilation and no start
+    """Return the work outside the passes: in no phase, no collection, no compilation and no start
     of a loader, less the part in which the thread waits, as samples show, or is queued for a core.
     """
     state, found = facts.per_gpu.whole.once(read_host_state), [OwnWork(0.0)]
@@ -277,7 +277,7 @@ def _own_work(facts: Facts) -> Iterator[Finding]:
     severity = severity_of(share, medium=OWN_SHARE)
     if severity is None:
         return
-    of_rank = f" of rank {rank}" if len(facts.processes) > 1 else ""
+    of_rank = f" on rank {rank}" if len(facts.processes) > 1 else ""
     details, at = [], ""
     advice = _LESS_HOST_WORK.replace("on the GPU, or", "or")
     if place is not None:
@@ -289,7 +289,7 @@ def _own_work(facts: Facts) -> Iterator[Finding]:
         "host-work",
         severity,
         cost,
-        f"work beside the passes{of_rank} takes {facts.of_step(cost)}{at}",
+        f"the program's own work{of_rank} takes {facts.of_step(cost)}{at}",
         advice if facts.lines is not None else advice + _NAME_THE_LINE,
         {"share": round(share, 4), "rank": rank, "line": place.line if place else None},
         details,

@@ -1,4 +1,4 @@
-"""Without a GPU: a program's work beside its passes, its checkpoints, and its loader's starts."""
+"""Without a GPU: a program's work outside its passes, its checkpoints, and its loader's starts."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def sampled(
         export.add(COUNTERS, start=start, end=end, value=1, nameId=what, **MAIN)
 
 
-def test_work_beside_the_passes_is_named_by_its_line(tmp_path: Path) -> None:
+def test_work_outside_the_passes_is_named_by_its_line(tmp_path: Path) -> None:
     export = trained(PASSES)
     sampled(export, "train.py:9 main", 2)
     sampled(export, "train.py:31 count", 8)
     found = the(analyze(export, tmp_path), "host-work")
     assert found.impact_ns == pytest.approx(4 * MS, rel=0.01)
     assert found.message.endswith("at train.py:31 count")
-    assert found.message.startswith("work beside the passes takes 40% of each step")
+    assert found.message.startswith("the program's own work takes 40% of each step")
     assert "on the GPU" not in found.advice
 
 
