@@ -135,7 +135,7 @@ steps(60, lambda: hash_for(0.010))
     Plant(
         "a lock",
         "host-blocked",
-        " take for ",
+        " take",
         """
 lock = threading.Lock()
 def hold():
@@ -153,14 +153,14 @@ steps(60, take)
     Plant(
         "a sleep",
         "host-blocked",
-        " nap for ",
+        " nap",
         "def nap(): time.sleep(0.02)\nsteps(60, nap)",
         options=("--python",),
     ),
     Plant(
         "a blocked pipe",
         "host-blocked",
-        " say for ",
+        " say",
         """
 reader, writer = os.pipe()
 def drain():

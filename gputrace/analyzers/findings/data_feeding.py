@@ -119,7 +119,7 @@ def _sampled(facts: Facts, loader: Loader | None) -> Iterator[str]:
         return
     waits = reduce(merge_touching, read_evidence(facts.trace).data.values(), EMPTY)
     steps = reduce(merge_touching, map(facts.time_of_rank, facts.ranks), EMPTY)
-    place = facts.line_in(waits.intersection(steps))
+    place = facts.line_in(waits.intersection(steps), facts.processes.values())
     if place is not None:
         yield place.told
 

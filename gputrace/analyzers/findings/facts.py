@@ -597,10 +597,10 @@ class Facts(Struct, frozen=True, dict=True):
         return [self.time_of(lane) for lane in self.working]
 
     def line_in(
-        self, time: Intervals, processes: Collection[int] | None = None, *, blocked: bool = False
+        self, time: Intervals, processes: Collection[int], *, blocked: bool = False
     ) -> SampledLine | None:
-        """Return the line at which most samples met the host, or some processes of it, in some
-        time; None if none has 30 % of them.
+        """Return the line at which most samples met some processes in some time; None if none has
+        30 % of them.
 
         With ``blocked``, only samples count that met a thread waiting, if there are any.
         """
@@ -611,7 +611,7 @@ class Facts(Struct, frozen=True, dict=True):
             thread: lines.within(thread, time)
             for thread in lines.times
             # Without a stand-in, another thread trains than those that were sampled.
-            if thread[0] in (lines.stand_ins if processes is None else processes)
+            if thread[0] in processes and thread[0] in lines.stand_ins
         }
         place = None
         if blocked:

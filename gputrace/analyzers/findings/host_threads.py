@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from gputrace.analyzers.findings.facts import HIGH, Facts, severity_of
+from gputrace.analyzers.findings.facts import HIGH, NEARLY_ALL, Facts, severity_of
 from gputrace.analyzers.findings.growing_steps import longer_ns
 from gputrace.analyzers.findings.host_work import awaited_phase
 from gputrace.analyzers.host_state import FAULT_NS, read_host_state
@@ -30,6 +30,7 @@ RAISE_QUOTA: Final = (
     "raise the limit (docker --cpus, resources.limits.cpu of Kubernetes, --cpus-per-task of "
     "Slurm), or start no more threads and workers than it allows (OMP_NUM_THREADS)"
 )
+DO_ELSEWHERE: Final = "do that less often, faster, or in another thread"
 _BLOCKED_SHARE: Final = 0.10
 """Share of a step that must be blocked, beyond waits for data, to be reported."""
 
@@ -111,8 +112,8 @@ def _crowd(worst: HostLoad, others_are_why: bool, *, alone: bool) -> tuple[str, 
         crowd = f"{_number(wanting)} threads share {cores}"
         if worst.threads + 1 <= wanting and alone:
             are = "is" if worst.threads == 1 else "are"
-            whose = f"{worst.threads} of these threads {are} in the training process, the others "
-            whose += "in other processes (loader workers, other programs)"
+            whose = f"{worst.threads or 'none'} of these threads {are} in the training process: "
+            whose += "loader workers and other programs have the rest"
     if others_are_why:
         crowd = "other programs use them"
         if worst.threads > worst.cores > 0:
@@ -375,18 +376,22 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         if share < _BLOCKED_SHARE:
             continue
         cost = max(round(share * facts.mean_ns) - longer_ns(facts, load.rank), 0)
-        place, details = facts.line_in(time, blocked=True), []
-        ask = "" if facts.lines is not None else "; record with --python to name the line"
-        severity, advice = "high" if share >= HIGH else "medium", f"check what it waits for{ask}"
-        line, waits = "", "but not for a core, nor for data that is marked"
-        if place is not None:
-            line, advice = place.line, f"look at {place.line}"
-            details.append(f"it sits at {line} for {format_ns(place.share * cost)} of that")
-        else:
+        place = facts.line_in(time, {facts.processes[load.rank]}, blocked=True)
+        severity, line, at, details = "high" if share >= HIGH else "medium", "", "", []
+        waits = " but not for a core, nor for data that is marked"
+        if place is None:
+            ask = "" if facts.lines is not None else "; record with --python to name the line"
+            advice = f"check what it waits for{ask}"
             rank = "another rank, " if len(facts.host_load) > 1 else ""
             details.append(f"that may be {rank}a lock, a disk, a pipe or a timer")
+        else:
+            line, advice = place.line, f"look at {place.line}: {DO_ELSEWHERE}"
+            if place.share >= NEARLY_ALL:
+                at, waits = f" at {line}", ""
+            else:
+                details.append(f"it sits at {line} for {format_ns(place.share * cost)} of that")
         if load.process_cores - load.on_core_ns / load.covered_ns >= share:
-            severity, waits = "low", "while other threads of its process compute for as long"
+            severity, waits = "low", " while other threads of its process compute for as long"
             advice = "nothing to do if it waits for their results: XLA's threads compute so "
             advice += "without a GPU"
         elif not any(step.host_data_ns for step in steps):
@@ -396,12 +401,12 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
             )
         id = "host-blocked"
         if re.search(_MAKES_BATCHES, line.partition(" ")[2]):
-            id, waits, advice = "data-feeding", "for its next batch", _FILL_THE_QUEUE
+            id, waits, advice = "data-feeding", " for its next batch", _FILL_THE_QUEUE
         yield facts.finding(
             id,
             severity,
             cost,
-            f"the training thread waits {facts.of_step(cost)} {waits}",
+            f"the training thread waits {facts.of_step(cost)}{at}{waits}",
             advice,
             _evidence(load, facts.mean_ns) | ({"line": line} if line else {}),
             details,
@@ -419,7 +424,9 @@ def wait_between_passes(facts: Facts) -> Iterator[str]:
         shares[min(load.blocked_ns / max(load.covered_ns, 1), part)] = load.rank
     share = max(shares, default=0.0)
     if share >= _BLOCKED_SHARE:
-        place = facts.line_in(_between_passes(facts, shares[share]), blocked=True)
+        rank = shares[share]
+        time, process = _between_passes(facts, rank), facts.processes[rank]
+        place = facts.line_in(time, {process}, blocked=True)
         at = f", at {place.line}" if place is not None else ""
         yield (
             f"the training thread waits {facts.of_step(round(share * facts.mean_ns))} between the "

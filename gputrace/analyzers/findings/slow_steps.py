@@ -14,6 +14,7 @@ from gputrace.analyzers.findings.growing_steps import time_by_part
 from gputrace.analyzers.findings.hardware import SHARE_NO_CARD, find_neighbours
 from gputrace.analyzers.findings.host_threads import (
     CORES_ALONE,
+    DO_ELSEWHERE,
     RAISE_QUOTA,
     THROTTLED_SHARE,
     amount_locked,
@@ -241,7 +242,7 @@ def _why(
     where, line = _where_longer(facts, slow)
     details += [where] if where else []
     if line and advice == HOST_THEN:
-        advice = f"look at {line}: do that less often, faster, or in another thread"
+        advice = f"look at {line}: {DO_ELSEWHERE}"
     return details, advice
 
 
@@ -262,7 +263,7 @@ def _where_longer(facts: Facts, slow: _SlowSteps) -> tuple[str, str]:
         who, whose = ("they are", "their") if len(slow.steps) > 1 else ("it is", "its")
         return f"{who} longer at {line} ({met[line]} of {whose} {met.total()} samples)", line
     slowest = max(slow.steps, key=lambda step: step.end_ns - step.start_ns)
-    place = facts.line_in(time_of([slowest]))
+    place = facts.line_in(time_of([slowest]), {process})
     if place is None or place.count < _FEWEST_SAMPLES:
         return "", ""
     return f"in step {slowest.step}: {place.line} ({place.count} of {place.samples} samples)", ""

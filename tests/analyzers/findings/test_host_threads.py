@@ -235,6 +235,24 @@ def test_a_wait_between_the_passes_of_an_update_may_be_for_a_device(
     assert (said in unseen) == (updates_at == 7)
 
 
+def test_the_line_of_a_wait_is_of_the_thread_that_trains_and_not_of_idle_workers(
+    tmp_path: Path,
+) -> None:
+    """Forked workers that wait for work are at the line that started them."""
+    export = with_counters()
+    counted(export, {"on core": 3 * MS}, {})
+    for start in range(1, STEPS * PERIOD, PERIOD):
+        for pid, place in (
+            (PID, "train.py:9 wait"),
+            *((PID + k, "train.py:2 start") for k in (1, 2)),
+        ):
+            name = export.string(place)
+            row = {"start": start + MS, "nameId": name, "innerNameId": name, "waitedNs": 3 * MS}
+            export.add(SAMPLE, **row, globalTid=global_id(pid, thread=pid))
+    found = the(analyze(export, tmp_path), "host-blocked")
+    assert found.message.endswith("waits 70% of each step (7.00 of 10.0 ms) at train.py:9 wait")
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_where_there_are_several_ranks_a_thread_may_wait_for_another(
     tmp_path: Path, ranks: int
