@@ -520,8 +520,8 @@ def _line(
     *,
     waits_for_data: bool | None,
 ) -> str | None:
-    """Return the line with most samples of a rank's thread in some time, and how many it has: of
-    its waits for data, or of the rest, if asked for one of them.
+    """Return the line with more than half of the samples of a rank's thread in some time, and how
+    many it has: of its waits for data, or of the rest, if asked for one of them.
     """
     work = {process: len(lines.times[thread]) for process, thread in lines.stand_ins.items()}
     processes = ranks_of(trace, work)[0]
@@ -533,7 +533,9 @@ def _line(
         time = time.intersection(waits) if waits_for_data else time.difference(waits)
     if thread is not None:
         place = lines.place({thread: lines.within(thread, time)})
-    return None if place is None else f"{place.line} ({place.count} of {place.samples} samples)"
+    if place is None or 2 * place.count <= place.samples:
+        return None
+    return f"{place.line} ({place.count} of {place.samples} samples)"
 
 
 def _kernels(scene: Scene, lane: SceneLane, step: Step, usual: Step) -> Iterator[StepKernel]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +19,7 @@ from gputrace.errors import UsageError
 from gputrace.report.document import Limits
 from gputrace.report.step import document, worth_listing
 from tests.helpers import command
+from tests.helpers.exports import SAMPLE, STEP, Export, global_id
 from tests.synthetic import Plan, simulate, write_nsys
 
 MS = 1_000_000
@@ -140,6 +142,24 @@ for i in range(8):
     assert row.parts[0].cause == "host_rest"
     assert row.line is not None
     assert row.line.startswith("train.py:6 ")
+
+
+@pytest.mark.parametrize("waits", [1, 2])
+def test_a_line_is_named_from_more_than_half_of_the_samples_on(tmp_path: Path, waits: int) -> None:
+    """The slow step is met once in its forward pass, and once or twice where it waits."""
+    export, who = Export().give("GPUTRACE_META", "name", "value"), {"globalTid": global_id(100)}
+    export.rows.setdefault("GPUTRACE_META", [])
+    edges = [1, *(1 + at * MS for at in (5, 10, 15, 20, 25, 40, 45))]
+    for step, (start, end) in enumerate(pairwise(edges)):
+        export.add(STEP, start=start, end=end, nameId=export.string("s"), step=step, **who)
+    for at, place in enumerate(["train.py:9 wait"] * waits + ["train.py:3 forward"]):
+        name = export.string(place)
+        row = {"start": (30 + at) * MS, "nameId": name, "innerNameId": name, "waitedNs": MS}
+        export.add(SAMPLE, **row, **who)
+    with gputrace.open(export.write(tmp_path / "t.sqlite")) as trace:
+        found = trace.explain_step("slowest")
+    assert "took 15.0 ms" in found.message
+    assert ("train.py:9 wait" in found.message) == (waits == 2)
 
 
 def test_the_longest_gap_of_a_step_says_that_the_loader_was_waited_for() -> None:
