@@ -607,6 +607,7 @@ def _summary(sketch: RankSketch, steps: Steps) -> RankSummary:
         steps=sketch.last + 1,
         median_ns=round(float(middle)),
         p95_ns=round(float(late)),
+        mean_ns=round(float(steps["length"].mean())),
         resident_bytes=int(steps["resident_bytes"][-1]),
         **means,
     )

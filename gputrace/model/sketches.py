@@ -24,6 +24,8 @@ class RankSummary(Struct, frozen=True):
     """Median step."""
     p95_ns: int
     """95th percentile of the steps."""
+    mean_ns: int
+    """Mean step."""
     data_ns: int
     """Mean part of a step for which it waited for its loader."""
     gc_ns: int

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from gputrace.model.sketches import RankSummary, SketchReport
 from gputrace.model.struct import Column
 from gputrace.report.document import Document, Limits, Line, Records, attributes, declared, present
 from gputrace.report.wording import capital
+from gputrace.units import format_pair
+
+_PARTS: Final = {
+    "data_ns": "waits for data",
+    "gc_ns": "collects garbage",
+    "compilation_ns": "compiles",
+    "checkpoint_ns": "saves checkpoints",
+    "queued_ns": "is queued for a core",
+}
+_TOLD_SHARE: Final = 0.1
+"""Part of its mean step from which a rank is said to have one of `_PARTS`."""
+
+
+def _largest_part(ranks: Sequence[RankSummary], several: bool) -> list[str]:
+    """Return which rank waits most, and for what, as a sentence, if it does so for long."""
+    waits = {
+        (getattr(row, name) / max(row.mean_ns, 1), name): row for row in ranks for name in _PARTS
+    }
+    (share, name), row = max(waits.items(), key=lambda item: item[0][0])
+    if share < _TOLD_SHARE:
+        return []
+    job = f" of job {row.job}" if several else ""
+    pair = format_pair(getattr(row, name), "of", row.mean_ns)
+    return [f"rank {row.rank}{job} {_PARTS[name]} {share:.0%} of the time ({pair} a step)"]
 
 
 def document(result: SketchReport, limits: Limits) -> Document:
@@ -13,11 +40,13 @@ def document(result: SketchReport, limits: Limits) -> Document:
     jobs = {row.job for row in result.ranks}
     messages = [card.message for card in result.cards if card.message]
     messages += [change.message for change in result.changes]
-    head = [Line(f"{capital(message)}.") for message in messages]
+    messages += _largest_part(result.ranks, several=len(jobs) > 1)
+    if not result.changes:
+        messages.append("no rank is late, and no step became slower")
     first = (Column("job", "job"),) if len(jobs) > 1 else ()
     title = "Steps of each rank (median, 95th percentile; means: waits for data, queued for a core)"
     return Document(
-        head=tuple(head) or (Line("No rank is late, and no step became slower."),),
+        head=tuple(Line(f"{capital(message)}.") for message in messages),
         tables=present(
             [
                 declared("The slowest cards, by the same kernels", result.cards[: limits.kernels]),

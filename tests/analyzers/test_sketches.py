@@ -6,6 +6,7 @@ for the last of them. Rank 0 saves a checkpoint in some steps, and a loader star
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
@@ -15,6 +16,8 @@ import pytest
 
 from gputrace.analyzers.sketches import find_changes, report_sketches
 from gputrace.model.sketches import Slowdown
+from gputrace.report.document import Limits
+from gputrace.report.sketches import document
 from gputrace.store.sketches import STEP, RankSketch, Steps
 
 RUNS: Final = 20
@@ -149,6 +152,15 @@ def test_jobs_are_judged_apart_and_ranks_summed_up() -> None:
     middle = float(np.median(ranks[0].load()["length"][10:]))
     assert report.ranks[0].median_ns == pytest.approx(middle, rel=1e-6)
     assert report.changes == ()
+
+
+def test_a_rank_that_always_waits_for_data_is_named_though_no_step_became_slower() -> None:
+    head = document(report_sketches(train(3, change=("data", 0, 2.0))), Limits()).head
+    first, then = (line.text for line in head)
+    assert re.match(
+        r"Rank \d waits for data 7\d% of the time \([\d.]+ of [\d.]+ ms a step\)\.", first
+    )
+    assert then == "No rank is late, and no step became slower."
 
 
 def test_sketches_of_nonsense_end_in_an_answer() -> None:
