@@ -5,8 +5,8 @@ launches that a kernel profiler should look at.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ from gputrace.model.kernels import (
 )
 from gputrace.model.names import short, words_of_mangled
 from gputrace.model.options import Window
-from gputrace.model.results import Analysis, Step
+from gputrace.model.results import Analysis, Finding, Step
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Progress, Trace
 from gputrace.units import format_ns
@@ -534,6 +534,8 @@ class Launches(Struct, frozen=True):
     issued: str = ""
     """Call that issued the longest launch: when, on which thread, in which phase, range and line;
     empty where calls were not recorded."""
+    findings: tuple[Finding, ...] = ()
+    """Findings that name the kernel; of one that communicates, what its GPUs wait for."""
 
 
 def find_launches(
@@ -601,7 +603,19 @@ def find_launches(
         longest_compute=from_origin(computing),
         compute_place=1 + named.index(computing.name) if computing else None,
         issued=_issued(trace, launches.having("process", "correlation").select(peak), analysis),
+        findings=tuple(_concerning(analysis, use)),
     )
+
+
+def _concerning(analysis: Analysis, use: KernelUse) -> Iterator[Finding]:
+    """Yield the findings about a kernel, and that about what its GPUs mostly wait for in it."""
+    waits = Counter[str]()
+    for row in analysis.ledger if use.family == "communication" else ():
+        waits[row.cause] += row.ns * row.waits
+    most = max(waits, key=lambda cause: waits[cause], default="")
+    for finding in analysis.findings:
+        if finding.id == most or use.short in "; ".join(finding.details):
+            yield finding
 
 
 _USUAL_RANGE: Final = 0.1

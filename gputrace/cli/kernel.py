@@ -99,6 +99,7 @@ def _launches_text(launches: Launches) -> str:
     from gputrace.analyzers.kernel_names import short_name
     from gputrace.report import text
     from gputrace.report.document import Document, Line, declared
+    from gputrace.report.wording import capital
     from gputrace.sanitize import clean
 
     use = launches.kernel
@@ -117,15 +118,17 @@ def _launches_text(launches: Launches) -> str:
         lines.append(f"Its longest launch{after}: {_when(at)}{how}.")
     if launches.issued:
         lines.append(f"Issued by {launches.issued}.")
-    if (at := launches.longest_compute) is not None:
-        name = short_name(at.name)
-        lines.append(f"It communicates. The longest launch that computes: {name}, {_when(at)}.")
     where = "no step was found" if launches.step is None else f"in step {launches.step}"
     where += " (one of usual length)" if launches.is_usual else ""
     gpu = f"GPU {launches.gpu} (device {launches.device} of rank {launches.rank})"
     others = "other" if launches.skip == 1 else "others"
     launch = f"a launch on {gpu}, {where}, after {launches.skip:,} {others} of it"
+    for finding in launches.findings:
+        lines += [f"{capital(finding.message)}.", f"What to do: {finding.advice}."]
     lines.append(f"It {launches.why_not}." if launches.why_not else f"To profile: {launch}.")
+    if (at := launches.longest_compute) is not None:
+        name = short_name(at.name)
+        lines.append(f"The longest launch that computes: {name}, {_when(at)}. To look at it:")
     if launches.alike > 1 and not launches.why_not:
         lines.append(
             f"{launches.alike} kernels have the same name: the right one comes if the "

@@ -19,6 +19,7 @@ import pytest
 import gputrace
 from gputrace.analyzers.kernels import pattern_of
 from gputrace.cli import run
+from gputrace.data import unpacked
 from gputrace.model.names import demangle_all
 from tests.helpers import command
 from tests.helpers.command import Ran, assert_refused
@@ -320,6 +321,15 @@ def test_where_the_longest_launch_communicates_the_next_command_is_told(machine:
     assert "The longest launch that computes: gemm, " in " ".join(shown.split())
     assert shown.endswith(f"\ngputrace kernel {trace} 2\n")
     assert machine.run(trace, "2").out.startswith("gemm (gemm)")
+
+
+def test_what_a_kernel_waits_for_or_lacks_is_told_with_what_to_do() -> None:
+    with unpacked("demo.sqlite.xz") as demo:
+        shown = " ".join(command.gputrace("kernel", demo, "longest").out.split())
+        compute = " ".join(command.gputrace("kernel", demo, "batch_norm_collect").out.split())
+    late = "The other GPU loses 4% of the time (2.03 of 49.0 ms a step) to rank 1, which has a late"
+    assert f"{late} host. What to do: give the DataLoader more workers" in shown
+    assert "What to do" not in compute
 
 
 @pytest.mark.parametrize(
