@@ -139,7 +139,7 @@ def on(
         raise InputError(output, f"cannot be written ({error.strerror})") from error
     log_merged(merged, output, str(output), failed=False)
     if merged.steps:
-        note("gputrace analyze numbers these steps from 0")
+        note("in the trace, the first of these steps is step 0")
     return ExitCode.DONE
 
 

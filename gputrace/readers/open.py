@@ -306,7 +306,7 @@ def trace_files_in(path: Path) -> list[Path]:
     files += [file for file in entries if file not in files and is_log(file, surely=True)]
     if all(is_log(file) for file in files):
         if path.suffix == ".spool":
-            problem = "is a recording without its trace; make that"
+            problem = "a recording without its trace; make that"
             raise InputError(path, f"{problem}: gputrace recover {path}")
         if any(file.suffix == ".sketch" for file in entries):
             problem = "has sketches of `gputrace watch` and no traces"

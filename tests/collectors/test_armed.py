@@ -109,7 +109,7 @@ def test_a_window_of_steps_becomes_a_trace_and_the_program_goes_on(
     said = re.search(r"recording steps (\d+) to (\d+): process", ran.err)
     assert said is not None
     assert steps_of(trace) == list(range(int(said[1]), int(said[2]) + 1))
-    assert "gputrace analyze numbers these steps from 0" in ran.err
+    assert "the first of these steps is step 0" in ran.err
     assert len(steps_of(trace)) == 7
     (process,) = machine.find()
     assert (process.pid, process.state, process.windows) == (program.pid, "cold", 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial, reduce
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -74,7 +74,9 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
 def _without_gpu(facts: Facts) -> Iterator[Finding]:
     """Yield the finding of a program without a GPU: of what it waits, a GPU may idle as much."""
-    elsewhere = sum(map(partial(_charged_elsewhere, facts), facts.ranks)) // facts.turns
+    charged = [_charged_elsewhere(facts, rank) for rank in facts.ranks]
+    collecting, queued = (sum(ns) // facts.turns for ns in zip((0, 0), *charged, strict=True))
+    elsewhere = collecting + queued
     cost = facts.mean("host_data") - elsewhere - mean_restart(facts)
     loader = _slowest_loader(facts)
     severity = severity_of(facts.share_of(cost))
@@ -83,7 +85,8 @@ def _without_gpu(facts: Facts) -> Iterator[Finding]:
     is_ready = receiving < HIGH * facts.mean_ns and cost - receiving < MEDIUM * facts.mean_ns
     if severity is None or is_ready:
         return
-    more = f"{format_ns(elsewhere)} more of its waits are garbage collections or waits for a core"
+    to = ["garbage collections"] * (collecting > 0) + ["the queue for a core"] * (queued > 0)
+    more = f"{format_ns(elsewhere)} more of its waits go to {' and '.join(to)}"
     told = [more] if elsewhere >= _TOLD_ELSEWHERE * cost else []
     yield facts.finding(
         "data-feeding",
@@ -100,9 +103,9 @@ _TOLD_ELSEWHERE: Final = 0.05
 """Part of the waits for data that other causes must have of them to be told."""
 
 
-def _charged_elsewhere(facts: Facts, rank: int) -> int:
+def _charged_elsewhere(facts: Facts, rank: int) -> tuple[int, int]:
     """Return the nanoseconds of a rank's waits for data that are charged to other causes: in which
-    it collects garbage, or is certain to be queued for a core.
+    it collects garbage, and those in which it is certain to be queued for a core.
     """
     process, whole = facts.processes.get(rank, -1), facts.per_gpu.whole
     waits = _waits_for_data(facts, process).intersection(facts.time_of_rank(rank))
@@ -110,7 +113,7 @@ def _charged_elsewhere(facts: Facts, rank: int) -> int:
     collecting = waits.intersection(whole.once(read_host_state).collections.get(process, EMPTY))
     counters = whole.once(read_counters).get(process)
     waits = waits.difference(collecting)
-    return collecting.total + (counters.queued_in(waits) if counters is not None else 0)
+    return collecting.total, counters.queued_in(waits) if counters is not None else 0
 
 
 def _sampled(facts: Facts, loader: Loader | None) -> Iterator[str]:
