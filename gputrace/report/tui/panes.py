@@ -224,11 +224,12 @@ def gap_text(
     gap, text = detail.gap, Text()
     text.append(f"{name}: nothing for {format_ns(gap.length_ns)}", "bold")
     text.append(f", from {moment(gap.start_ns - zero)}{where and ', '}{where}\n")
+    # A small screen shows no more: what the host did says more than the cause, which the list has.
+    if gap.evidence:
+        text.append(f"{clean(gap.evidence)}\n")
     main = max(gap.charges, key=lambda cause: gap.charges[cause], default=None)
     why = f"; {clean(analysis.cause_label(main))}" if main else ""
     text.append(f"{_shares(detail.by_cause, gap.length_ns)}{why}\n")
-    if gap.evidence:
-        text.append(f"{clean(gap.evidence)}\n")
     text.append("why\n" if gap.charges else "", "bold")
     for cause, ns in gap.charges.items():
         if ns * 200 >= gap.length_ns:
