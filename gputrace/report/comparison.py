@@ -51,6 +51,8 @@ _STATES: Final = {
 }
 _SAME_COST: Final = 0.8
 """Ratio of the costs of a cause from which it neither appeared nor is gone."""
+_UNTOLD: Final = 0.05
+"""Part of a step up to which the cost of a finding may go untold."""
 _GREW: Final = 2
 """Ratio of the costs of a finding from which it grew or shrank rather than stayed."""
 _BESIDE_KERNELS: Final = 56
@@ -387,6 +389,21 @@ def _units(pair: Pair) -> tuple[str, str]:
     return " a step" if a else " in the whole span", " a step" if b else " in the whole span"
 
 
+def _may_be_in_both(finding: FindingChange, pair: Pair | None) -> str:
+    """Return the end of a sentence on a finding of one run that may cost as much in the other, if
+    it would be too small a part of that one's longer step to be told.
+    """
+    if pair is None or pair.step is None:
+        return ""
+    shorter, longer, other = pair.step.a_ns, pair.step.b_ns, "B"
+    if finding.status == "appeared":
+        shorter, longer, other = longer, shorter, "A"
+    cost = finding.a_impact_ns or finding.b_impact_ns or 0
+    if not _UNTOLD * shorter <= cost < _UNTOLD * longer:
+        return ""
+    return f"; as much would go untold in the longer step of {other}"
+
+
 def _finding(finding: FindingChange, pair: Pair | None) -> tuple[str, str]:
     """Say what came of a finding, and its cost; nothing of one that stayed and costs nothing, or of
     one that only the length of the other step made worth telling.
@@ -395,7 +412,8 @@ def _finding(finding: FindingChange, pair: Pair | None) -> tuple[str, str]:
         charged = (row for row in pair.causes if row.cause == finding.id) if pair else ()
         costs = next(((row.a_ns, row.b_ns) for row in charged), (0, 1))
         is_same = 0 < _SAME_COST * max(costs) <= min(costs)
-        return finding.status, "" if is_same else f"{finding.id}: {finding.message}."
+        more = _may_be_in_both(finding, pair)
+        return finding.status, "" if is_same else f"{finding.id}: {finding.message}{more}."
     a, b = finding.a_impact_ns or 0, finding.b_impact_ns or 0
     if max(a, b) <= _NO_COST * (pair.step.a_ns if pair.step else 1):
         return finding.status, ""

@@ -15,10 +15,11 @@ from gputrace.analyzers.compare import compare
 from gputrace.analyzers.compare.runs import Run as Read
 from gputrace.analyzers.compare.runs import read_run
 from gputrace.api import ComparisonReport
-from gputrace.model.comparison import ClassChange, KernelChange
+from gputrace.model.comparison import ClassChange, FindingChange, KernelChange
 from gputrace.model.options import Options
 from gputrace.model.time_class import CLASSES
 from gputrace.readers.open import open_traces
+from gputrace.report.comparison import _finding
 from tests.helpers.examples import few
 from tests.helpers.exports import PEER
 from tests.helpers.handmade import MS, STEP, US, Run, train
@@ -193,6 +194,26 @@ def test_a_finding_that_stayed_says_how_much_of_it_there_is(
     train(run, wait=wait * MS)
     report = gputrace.compare(waiting, written(run, tmp_path / "longer.sqlite"))
     assert said in report.render()
+
+
+@pytest.mark.parametrize("status", ["appeared", "gone"])
+@pytest.mark.parametrize("cost", [1, 2, 6])
+def test_a_finding_of_a_shorter_step_may_be_in_the_longer_one_too(
+    cost: int, status: str, quick: Path, waiting: Path
+) -> None:
+    """Of 20 ms instead of 100 ms, in which 5 % are told."""
+    report = gputrace.compare(quick, waiting)
+    assert report.pair is not None
+    assert report.pair.step is not None
+    first, second = (100, 20) if status == "appeared" else (20, 100)
+    step = replace(report.pair.step, a_ns=first * MS, b_ns=second * MS)
+    a, b = (None, cost * MS) if status == "appeared" else (cost * MS, None)
+    found = FindingChange("no-tensor-cores", status, None, None, a, b, "products take long")
+    heading, said = _finding(found, replace(report.pair, step=step))
+    assert heading == status
+    other = "A" if status == "appeared" else "B"
+    more = f"; as much would go untold in the longer step of {other}" * (cost in (1, 2))
+    assert said == f"no-tensor-cores: products take long{more}."
 
 
 def test_a_small_difference_that_is_sure_is_not_called_the_same(tmp_path: Path) -> None:
