@@ -390,7 +390,7 @@ def _units(pair: Pair) -> tuple[str, str]:
 
 
 def _may_be_in_both(finding: FindingChange, pair: Pair | None) -> str:
-    """Return the end of a sentence on a finding of one run that may cost as much in the other, if
+    """Return what to add of a finding of one run that may cost as much in the other, if
     it would be too small a part of that one's longer step to be told.
     """
     if pair is None or pair.step is None:
@@ -401,7 +401,7 @@ def _may_be_in_both(finding: FindingChange, pair: Pair | None) -> str:
     cost = finding.a_impact_ns or finding.b_impact_ns or 0
     if not _UNTOLD * shorter <= cost < _UNTOLD * longer:
         return ""
-    return f"; as much would go untold in the longer step of {other}"
+    return f". As much would go untold in the longer step of {other}"
 
 
 def _finding(finding: FindingChange, pair: Pair | None) -> tuple[str, str]:

@@ -212,7 +212,7 @@ def test_a_finding_of_a_shorter_step_may_be_in_the_longer_one_too(
     heading, said = _finding(found, replace(report.pair, step=step))
     assert heading == status
     other = "A" if status == "appeared" else "B"
-    more = f"; as much would go untold in the longer step of {other}" * (cost in (1, 2))
+    more = f". As much would go untold in the longer step of {other}" * (cost in (1, 2))
     assert said == f"no-tensor-cores: products take long{more}."
 
 
