@@ -390,8 +390,8 @@ def _units(pair: Pair) -> tuple[str, str]:
 
 
 def _may_be_in_both(finding: FindingChange, pair: Pair | None) -> str:
-    """Return what to add of a finding of one run that may cost as much in the other, if
-    it would be too small a part of that one's longer step to be told.
+    """Return what to add of a finding of one run that may cost as much in the other, if it would be
+    too small a part of that one's longer step to be told.
     """
     if pair is None or pair.step is None:
         return ""
