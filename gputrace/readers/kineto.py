@@ -54,6 +54,7 @@ from gputrace.readers.kineto_events import (
     properties,
     tabulate,
 )
+from gputrace.readers.kineto_stacks import Stacks
 from gputrace.readers.operators import SHAPED, CallSpan, Operators
 
 
@@ -264,6 +265,7 @@ class FileRows:
         self._on_gpu: list[Columns] = []
         self._on_host: list[Columns] = []
         self._program = Operators(self.names)
+        self._stacks = Stacks(self.names)
         self._groups: dict[tuple[Value, bytes, Value], ProcessGroup] = {}
         self._seen: dict[tuple[int, ProcessGroup], int] = {}
         """First moment of each process group, by label and group."""
@@ -288,6 +290,7 @@ class FileRows:
             operators = operators[counts & (named["args_end"] > 0) & ~annotates]
         if len(modules):
             called = events.select(modules)
+            self._stacks.add(self._shown(called), self._thread)
             modules = modules[called.map("name", lambda name: str(name).startswith(_MODULE)) == 1]
         self._add_calls(events.select(np.concatenate([operators, modules])))
         self.has_gpu |= bool(on_gpu.any())
@@ -355,7 +358,9 @@ class FileRows:
             self._on_gpu.append(self._group_rows([ranks[process] for process in self._mains]))
         for columns in self._on_gpu:
             columns["process"] = np.array(self._mains)[columns["process"]]
-        program = self._program.columns(self.first) if self._on_gpu else []
+        program: list[Columns] = []
+        if self._on_gpu:
+            program = [*self._program.columns(self.first), *self._stacks.columns(self.pids)]
         parts = []
         for columns in self._on_gpu + self._on_host + program:
             lost = columns["start"] == (0 if -shift > FAR_BEFORE_NS else UNKNOWN)
@@ -477,6 +482,13 @@ class FileRows:
         columns["thread"] = events.map("tid", self._thread)
         columns["correlation"] = events["correlation"]
         return columns
+
+    def _shown(self, events: EventBatch) -> EventBatch:
+        """Return the events that are shown: all, or those that touch the window."""
+        if self._kept is None:
+            return events
+        start = events["start"]
+        return events.select(self._kept.touching(start, start + events["length"]))
 
     def _add_calls(self, events: EventBatch) -> None:
         """Add calls of operators and of modules to `Operators`."""

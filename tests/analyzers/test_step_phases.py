@@ -57,6 +57,15 @@ class Host:
                 self._add(RANGES, name, *span, thread, kind=1 if name == WAIT else 4)
         return self
 
+    def annotates(self, name: str, start: float, end: float) -> Host:
+        """A range of NVTX in each step."""
+        for number in range(STEPS):
+            begin = (number + 1) * self.step
+            span = {"start": begin + round(start * MS), "end": begin + round(end * MS)}
+            who = {"globalTid": global_id(PID, thread=PID), "textId": self.export.string(name)}
+            self.export.add(NVTX, **span, **who, eventType=PUSH_POP_RANGE)
+        return self
+
     def _add(self, table: str, name: str, start: int, end: int, thread: int, **more: int) -> None:
         who = {"globalTid": global_id(thread // PID * PID, thread=thread)}
         name_id = self.export.string(name)
@@ -232,16 +241,26 @@ def test_phases_of_a_loop_of_its_own_are_known_by_their_place(tmp_path: Path) ->
 )
 def test_ranges_are_phases_as_frameworks_name_them(tmp_path: Path, names: tuple[str, ...]) -> None:
     host = Host().trains(("optimizer", 9, 9.5))
-    for number in range(STEPS):
-        begin = (number + 1) * PERIOD
-        for name, start, end in zip(names, (0, 1, 5, 6, 7), (1, 5, 6, 7, 9.5), strict=True):
-            span = {"start": begin + start * MS, "end": begin + round(end * MS)}
-            who = {"globalTid": global_id(PID, thread=PID), "textId": host.export.string(name)}
-            host.export.add(NVTX, **span, **who, eventType=PUSH_POP_RANGE)
+    for name, start, end in zip(names, (0, 1, 5, 6, 7), (1, 5, 6, 7, 9.5), strict=True):
+        host.annotates(name, start, end)
     report = analyze(host.export, tmp_path)
     expected = {"weight sync": 1, "rollout": 4, "reward": 1, "reference": 1}
     assert host_ms(the(report)) == {**expected, "optimizer": 0.5, "update": 2, "other": 0.5}
     assert report.findings[0].message.endswith("for rollouts")
+
+
+@pytest.mark.parametrize(
+    ("name", "trains"),
+    [
+        ("all2all_data:recat_permute_gen", True),
+        ("execute_context_1(8)_generation_0(0)", True),
+        ("generate", False),
+    ],
+)
+def test_ranges_of_other_programs_are_no_rollouts(tmp_path: Path, name: str, trains: bool) -> None:
+    host = Host().trains(*[("optimizer", 9, 9.5)] if trains else []).annotates(name, 1, 5)
+    rows = analyze(host.export, tmp_path).step_phases
+    assert [host_ms(row).get("rollout", 0) for row in rows] == [0] * trains
 
 
 def test_rollouts_of_another_process_are_no_data(tmp_path: Path) -> None:

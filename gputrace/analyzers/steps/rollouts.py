@@ -58,8 +58,8 @@ _PHASES: Final = {
         (REFERENCE, "log_?p(rob)?s?|ref(erence)?|(compute_)?values"),
         (
             ROLLOUT,
-            "roll_?outs?|generate(_sequences|_batch|_samples)?|generation|gen|make_experience"
-            "|train_wait",
+            "roll_?outs?|generate(_sequences|_batch|_samples)?|(?<!_)gen(eration)?(?!_)"
+            "|make_experience|train_wait",
         ),
         (UPDATE, r"update|(ppo_|actor_|critic_)?train(?!\.)|policy_training|learn"),
     )
@@ -105,7 +105,7 @@ class NamedRanges(Struct, frozen=True):
     Attributes:
         reinforces: whether some are named as what reinforcement learning does between its updates.
         training: names of those that go backward, or update.
-        rollouts: those that are named as generation, by process.
+        rollouts: those that are named as generation, by process; of ranges, where it trains.
     """
 
     reinforces: bool
@@ -122,7 +122,9 @@ def read_named_ranges(trace: Trace) -> NamedRanges:
     texts = trace.search(ids, _PHASES[ROLLOUT])
     named = [id for id, text in texts.items() if phase_of(text) == ROLLOUT]
     rollouts = {}
-    if named:
+    # Programs that only infer have ranges of such names, too.
+    kinds = kinds if training or reinforces else [kind for kind in kinds if kind == Kind.PHASE]
+    if named and kinds:
         events = trace.events(kinds, ("start", "end", "name", "process"))
         rollouts = times_by_process(events.select(np.isin(events.name, named)))
     return NamedRanges(bool(reinforces), tuple(training.values()), rollouts)
