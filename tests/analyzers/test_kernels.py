@@ -178,6 +178,20 @@ def test_fp32_products_are_told_where_the_card_has_tensor_cores(tmp_path: Path) 
     assert "TF32" in finding_of(newer, "no-tensor-cores").advice
 
 
+@pytest.mark.parametrize(
+    ("in_tf32", "is_on"),
+    [("sm80_xmma_fprop_implicit_gemm_tf32f32_f32", True), ("sm80_xmma_gemm_tf32f32_f32", False)],
+)
+def test_tf32_is_not_advised_where_it_is_on_for_that_kind(
+    tmp_path: Path, in_tf32: str, is_on: bool
+) -> None:
+    """The library chooses fp32 for convolutions of some sizes."""
+    convolution, product = "_5x_cudnn_ampere_scudnn_128x32_relu_small_nn_v1", (SGEMM, 20 * US)
+    run = training((convolution, 500 * US), product, (in_tf32, 100 * US), card="NVIDIA A100")
+    advice = finding_of(analyze(run, tmp_path), "no-tensor-cores").advice
+    assert ("TF32" in advice) is not is_on
+
+
 def test_products_of_unsuitable_sizes_are_told_though_tensor_cores_multiply(tmp_path: Path) -> None:
     odd = "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>(T1)"
     report = analyze(training((odd, 500 * US), (TENSOR, 500 * US), card="NVIDIA H200"), tmp_path)

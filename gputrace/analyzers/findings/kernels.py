@@ -364,7 +364,12 @@ def _how_to_use_them(facts: Facts, kernels: Kernels, what: str) -> str:
         )
     small = "bfloat16" if kernels.has_tf32 else "float16"
     ways = [_AS_HALF.get(facts.framework, "mixed precision in {type}").format(type=small)]
-    if kernels.has_tf32:
+    # Where some use TF32, it is on for their kind: the library chose fp32 for the others' sizes.
+    on = {use.family for use in kernels.top if precision_of(use.name) == "tf32"}
+    spent = Counter[bool]()
+    for use in filter(_is_beside_tensor_cores, kernels.top):
+        spent[use.family in on] += use.total_ns
+    if kernels.has_tf32 and spent[False] >= spent[True]:
         ways.insert(0, _AS_TF32.get(facts.framework, "TF32 for fp32 products"))
     scaled = "" if kernels.has_tf32 or facts.infers else ", with loss scaling"
     return f"where accuracy allows it: {'; or '.join(ways)}{scaled}"
