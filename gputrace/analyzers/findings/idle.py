@@ -337,6 +337,12 @@ def sync_bound(facts: Facts) -> Iterator[Finding]:
         details.append(f"{format_ns(in_mpi)} of it is in MPI, for other ranks")
     if 2 * in_mpi > cost:
         advice = _EXCHANGE_MEANWHILE
+    if 2 * (early := facts.mean_over_gpus(_in_first_waits)) > cost:
+        details.append(
+            f"{format_ns(early)} of it is where the recording begins: the GPUs may have run what "
+            "was issued before"
+        )
+        advice = _START_IDLE
     yield from facts.costly(
         "sync-bound",
         "{gpus} {cost}: the host waits in a synchronising call",
@@ -344,6 +350,24 @@ def sync_bound(facts: Facts) -> Iterator[Finding]:
         details,
         verb="idle",
     )
+
+
+_START_IDLE: Final = (
+    "record more, or from a moment at which nothing runs: synchronise before the profiler starts"
+)
+_RAN_BEFORE: Final = 0.01
+"""Most that a GPU has run before a wait for there to be nothing recorded that is waited for, as a
+part of the wait."""
+
+
+def _in_first_waits(gpu: GpuShardView, time: Intervals) -> int:
+    """Return the nanoseconds of some time that a GPU idles in synchronising calls before which next
+    to nothing that it ran was recorded.
+    """
+    timeline, waits = gpu.lane.timeline, gpu.lane.causes.of["sync"].intersection(time)
+    begins = np.full(len(waits), timeline.window.start)
+    ran = timeline.busy.within(begins, waits.start)
+    return waits.select(ran < _RAN_BEFORE * waits.lengths).total
 
 
 def _in_mpi(gpu: GpuShardView, time: Intervals) -> int:

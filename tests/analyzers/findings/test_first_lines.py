@@ -109,6 +109,23 @@ def test_a_host_that_waits_each_step_launches_late_for_that(tmp_path: Path) -> N
     assert "launch-bound" not in ids(analyze(run, tmp_path))
 
 
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_first_wait_may_be_for_what_was_issued_before_the_recording(
+    tmp_path: Path, is_recorded: bool
+) -> None:
+    """A server's batch runs for 60 ms when its profiler starts; then comes one of 60 ms."""
+    run = Run()
+    run.kernels(60 if is_recorded else 1, "before", 50 * US)
+    run.synchronize()
+    run.gpu_free[0] = run.now + 60 * MS
+    run.copy(2 * US, to_host=True)
+    run.synchronize()
+    run.kernels(120, "batch", 500 * US)
+    found = finding_of(analyze(run, tmp_path), "sync-bound")
+    assert ("issued before" in words_of(found)) is not is_recorded
+    assert found.advice.startswith("record more") is not is_recorded
+
+
 def test_a_slow_host_that_waits_once_a_step_is_launch_bound(tmp_path: Path) -> None:
     run = Run()
     for _ in range(20):
