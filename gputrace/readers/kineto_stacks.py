@@ -22,7 +22,16 @@ from gputrace.readers.in_memory import Names
 from gputrace.readers.kineto_events import EventBatch, Ints, Value
 
 TICK_NS: Final = 200_000
-"""Time from one sample to the next."""
+"""Time from one sample to the next, or a multiple of it where there would be too many."""
+_MOST_MEETINGS: Final = 1_000_000
+"""Calls met by samples of a thread, outer ones included."""
+
+_MANY_CALLS: Final = 50_000
+"""Calls a second from which following them is taken to slow the host."""
+SLOWED: Final = (
+    "the profiler followed the calls of Python (with_stack=True), which slows the host: without "
+    "it, waits for launches are shorter"
+)
 
 _CALL: Final = re.compile(r"(.+)\((\d+)\): (.+)")
 _BUILT_IN: Final = "<built-in "
@@ -69,6 +78,7 @@ class Stacks:
         self._pids: dict[Value, int] = {}
         self._calls: Counter[tuple[int, int]] = Counter()
         """Number of calls of each thread of a process."""
+        self._starts: list[int] = []
 
     def add(self, events: EventBatch, thread: Callable[[Value], int]) -> None:
         """Add calls, of threads that a function numbers."""
@@ -77,7 +87,10 @@ class Stacks:
         threads, counts = np.unique(of, axis=0, return_counts=True)
         self._calls.update(dict(zip(map(tuple, threads.tolist()), counts.tolist(), strict=True)))
         start, end = events["start"], events["start"] + events["length"]
-        rows = np.flatnonzero((start != UNKNOWN) & (_next_tick(start) * TICK_NS < end))
+        known = start != UNKNOWN
+        if known.any():
+            self._starts += [int(start[known].min()), int(start[known].max())]
+        rows = np.flatnonzero(known & (-(-start // TICK_NS) * TICK_NS < end))
         met = events.select(rows)
         names, sides = met.map("name", self._number), met.map("name", _side_of)
         self._parts.append(np.column_stack([of[rows], start[rows], end[rows], names, sides]))
@@ -85,6 +98,12 @@ class Stacks:
     def _number(self, name: Value) -> int:
         call = _called(name)
         return self._names.number(f"{call[1]}:{call[2]} {call[3]}") if call else UNKNOWN
+
+    @property
+    def slow_the_host(self) -> bool:
+        """Whether there are so many calls that following them slows the host."""
+        span = max(self._starts, default=0) - min(self._starts, default=0)
+        return span > 0 and self._calls.total() * 1e9 > _MANY_CALLS * span
 
     def columns(self, processes: Mapping[Value, int]) -> list[dict[str, Ints]]:
         """Return the samples of the thread with most calls of each of some processes, numbered by
@@ -100,18 +119,13 @@ class Stacks:
         return samples
 
 
-def _next_tick(time: Ints) -> Ints:
-    """Return the number of the first tick at a time or later."""
-    ticks: Ints = -(-time // TICK_NS)
-    return ticks
-
-
 def _sampled(
     process: int, thread: Ints, start: Ints, end: Ints, name: Ints, side: Ints
 ) -> dict[str, Ints]:
     """Return the samples of a thread, given its calls."""
-    first = _next_tick(start)
-    times = _next_tick(end) - first
+    period = TICK_NS * (1 + int((end - start).sum(dtype=np.float64) / TICK_NS / _MOST_MEETINGS))
+    first = -(-start // period)
+    times = -(-end // period) - first
     call = np.repeat(np.arange(len(start)), times)
     tick = first[call] + np.arange(len(call)) - np.repeat(np.cumsum(times) - times, times)
     # Outer calls first: they begin earlier, and end later.
@@ -133,7 +147,7 @@ def _sampled(
     line = np.where(line >= 0, line, outer)
     shown = line >= 0
     line, inner = line[shown], last(name[call] != UNKNOWN)[shown]
-    innermost, at = last(np.ones(len(call), np.bool_))[shown], ticks[shown] * TICK_NS
+    innermost, at = last(np.ones(len(call), np.bool_))[shown], ticks[shown] * period
     stays = side[innermost] == _Side.BUILT_IN
     return {
         "start": at,

@@ -110,3 +110,20 @@ def test_samples_are_ticks_apart(tmp_path: Path) -> None:
         times = trace.events([Kind.SAMPLE], ("start",)).start
     assert len(times) == met.total() == STEPS * 10_000 / 200
     assert set((times[1:] - times[:-1]).tolist()) == {200_000}
+
+
+def test_a_call_of_a_year_is_no_matter(tmp_path: Path) -> None:
+    year = call("train.py(9): serve", 0, 3.2e13)
+    events = [event("cuda_runtime", "cudaLaunchKernel", SHIFT, 10), kernel(SHIFT + 20, 5)]
+    with open_trace(write(tmp_path / "run.pt.trace.json", *events, year)) as trace:
+        assert 500_000 < len(trace.events([Kind.SAMPLE], ("start",))) < 1_100_000
+
+
+@pytest.mark.parametrize("calls", [4, 40])
+def test_a_profile_that_follows_many_calls_is_said_to_be_slower(tmp_path: Path, calls: int) -> None:
+    """Some in each step of 0.5 ms."""
+    step = [(f"data.py({n}): read", n * 10, 9) for n in range(calls)]
+    events = [event("cuda_runtime", "cudaLaunchKernel", SHIFT, 10), kernel(SHIFT + 20, 5)]
+    events += [call(name, 500 * n + at, length) for n in range(20) for name, at, length in step]
+    with open_trace(write(tmp_path / "run.pt.trace.json", *events)) as trace:
+        assert any("with_stack" in note for note in trace.quality.notes) is (calls == 40)
