@@ -253,8 +253,9 @@ _OVERLAPPING_RATIO: Final = 1.05
 
 def _notes(facts: Facts, recorded_calls: RecordedCalls | None) -> Iterator[str]:
     """Yield what limits the figures: calls that were not recorded, shares of kernels that sum to
-    more than the time in which the GPUs are busy, what recording cost if it added nothing,
-    what lacks because processes ended early, and neighbours whose cost is small or not known.
+    more than the time in which the GPUs are busy, what recording cost if it added nothing, stacks
+    that were recorded with it, what lacks because processes ended early, and neighbours whose cost
+    is small or not known.
     """
     yield from describe_lives(facts.trace.lives, facts.trace.attempt, facts.trace.origin)
     if recorded_calls is not None:
@@ -269,6 +270,11 @@ def _notes(facts: Facts, recorded_calls: RecordedCalls | None) -> Iterator[str]:
         )
     if cost is not None and not cost.added_ns:
         yield f"{cost} ({cost.basis})"
+    if facts.lines is not None and "kineto" in facts.trace.source:
+        yield (
+            "the profiler followed each call of Python (with_stack=True), which slows the host: "
+            "without it, waits for launches are shorter"
+        )
     yield from note_neighbours(facts)
 
 

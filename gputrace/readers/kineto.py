@@ -54,7 +54,7 @@ from gputrace.readers.kineto_events import (
     properties,
     tabulate,
 )
-from gputrace.readers.kineto_stacks import SLOWED, Stacks
+from gputrace.readers.kineto_stacks import Stacks
 from gputrace.readers.operators import SHAPED, CallSpan, Operators
 
 
@@ -265,7 +265,7 @@ class FileRows:
         self._on_gpu: list[Columns] = []
         self._on_host: list[Columns] = []
         self._program = Operators(self.names)
-        self.stacks = Stacks(self.names)
+        self._stacks = Stacks(self.names)
         self._groups: dict[tuple[Value, bytes, Value], ProcessGroup] = {}
         self._seen: dict[tuple[int, ProcessGroup], int] = {}
         """First moment of each process group, by label and group."""
@@ -290,7 +290,7 @@ class FileRows:
             operators = operators[counts & (named["args_end"] > 0) & ~annotates]
         if len(modules):
             called = events.select(modules)
-            self.stacks.add(self._shown(called), self._thread)
+            self._stacks.add(self._shown(called), self._thread)
             modules = modules[called.map("name", lambda name: str(name).startswith(_MODULE)) == 1]
         self._add_calls(events.select(np.concatenate([operators, modules])))
         self.has_gpu |= bool(on_gpu.any())
@@ -360,7 +360,7 @@ class FileRows:
             columns["process"] = np.array(self._mains)[columns["process"]]
         program: list[Columns] = []
         if self._on_gpu:
-            program = [*self._program.columns(self.first), *self.stacks.columns(self.pids)]
+            program = [*self._program.columns(self.first), *self._stacks.columns(self.pids)]
         parts = []
         for columns in self._on_gpu + self._on_host + program:
             lost = columns["start"] == (0 if -shift > FAR_BEFORE_NS else UNKNOWN)
@@ -600,8 +600,6 @@ def decode(
     rows.add_memory(decoder.memory)
     about, broken = properties(document.around)
     trace = _trace(path, rows, about)
-    if rows.has_gpu and rows.stacks.slow_the_host:
-        trace.quality.notes.append(SLOWED)
     if broken is not None:
         trace.quality.warnings.append(f"properties left out: {document.broken_around(broken)}")
     trace.quality.drop(NOT_JSON, document.skipped)

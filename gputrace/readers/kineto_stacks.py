@@ -26,13 +26,6 @@ TICK_NS: Final = 200_000
 _MOST_MEETINGS: Final = 1_000_000
 """Calls met by samples of a thread, outer ones included."""
 
-_MANY_CALLS: Final = 50_000
-"""Calls a second from which following them is taken to slow the host."""
-SLOWED: Final = (
-    "the profiler followed the calls of Python (with_stack=True), which slows the host: without "
-    "it, waits for launches are shorter"
-)
-
 _CALL: Final = re.compile(r"(.+)\((\d+)\): (.+)")
 _BUILT_IN: Final = "<built-in "
 _INSTALLED: Final = r"[/\\](?:site|dist)-packages[/\\]|torchinductor_"
@@ -78,7 +71,6 @@ class Stacks:
         self._pids: dict[Value, int] = {}
         self._calls: Counter[tuple[int, int]] = Counter()
         """Number of calls of each thread of a process."""
-        self._starts: list[int] = []
 
     def add(self, events: EventBatch, thread: Callable[[Value], int]) -> None:
         """Add calls, of threads that a function numbers."""
@@ -87,10 +79,7 @@ class Stacks:
         threads, counts = np.unique(of, axis=0, return_counts=True)
         self._calls.update(dict(zip(map(tuple, threads.tolist()), counts.tolist(), strict=True)))
         start, end = events["start"], events["start"] + events["length"]
-        known = start != UNKNOWN
-        if known.any():
-            self._starts += [int(start[known].min()), int(start[known].max())]
-        rows = np.flatnonzero(known & (-(-start // TICK_NS) * TICK_NS < end))
+        rows = np.flatnonzero((start != UNKNOWN) & (-(-start // TICK_NS) * TICK_NS < end))
         met = events.select(rows)
         names, sides = met.map("name", self._number), met.map("name", _side_of)
         self._parts.append(np.column_stack([of[rows], start[rows], end[rows], names, sides]))
@@ -98,12 +87,6 @@ class Stacks:
     def _number(self, name: Value) -> int:
         call = _called(name)
         return self._names.number(f"{call[1]}:{call[2]} {call[3]}") if call else UNKNOWN
-
-    @property
-    def slow_the_host(self) -> bool:
-        """Whether there are so many calls that following them slows the host."""
-        span = max(self._starts, default=0) - min(self._starts, default=0)
-        return span > 0 and self._calls.total() * 1e9 > _MANY_CALLS * span
 
     def columns(self, processes: Mapping[Value, int]) -> list[dict[str, Ints]]:
         """Return the samples of the thread with most calls of each of some processes, numbered by
