@@ -221,7 +221,7 @@ def host_work(facts: Facts) -> Iterator[Finding]:
         advice = _READ_LESS
     for what, cure in _known_work(facts, [row.frame for row in rows]):
         details, advice = [what, *details], cure
-    if not lines and rows and (place := _range_of_work(facts)):
+    if not lines and rows and (place := _line_of_a_part(facts) or _range_of_work(facts)):
         details.append(place)
     ask = "" if lines or facts.lines is not None or not facts.framework else _NAME_THE_LINE
     yield from facts.costly(
@@ -303,6 +303,20 @@ _WHOLE_PART: Final = 0.9
 a name must hold; and part of the time from which they say nothing about its place."""
 
 
+def _line_of_a_part(facts: Facts) -> str:
+    """Return the line at which the host is for a large part of the work, not most; or nothing."""
+    if facts.lines is None:
+        return ""
+    work = reduce(merge_touching, facts.each(_work_within), EMPTY)
+    place = facts.line_in(work, facts.processes.values())
+    return place.told if place is not None else ""
+
+
+def _work_within(gpu: GpuShardView, time: Intervals) -> Intervals:
+    """Return when a GPU waits for the work in some time."""
+    return lost_time(gpu).get("host-work", EMPTY).intersection(time)
+
+
 def _range_of_work(facts: Facts) -> str:
     """Return the ranges of one name in which most of the work lies, the narrowest; or nothing."""
     inside, length = Counter[str](), Counter[str]()
@@ -328,7 +342,7 @@ def _work_in_ranges(gpu: GpuShardView, time: Intervals) -> dict[str, tuple[int, 
     families: dict[str, list[int]] = {}
     for id, text in gpu.trace.names(distinct_ids(events.name)).items():
         families.setdefault(re.sub(r"\d+", "#", text), []).append(id)
-    work, found = lost_time(gpu).get("host-work", EMPTY).intersection(time), {}
+    work, found = _work_within(gpu, time), {}
     for family, ids in families.items() if len(families) <= _MOST_FAMILIES else ():
         mine = is_among(events.name, ids)
         ranges = union(events.start[mine], events.end[mine])

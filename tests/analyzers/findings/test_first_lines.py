@@ -241,6 +241,17 @@ def test_the_host_s_work_is_in_the_narrowest_range_that_holds_most_of_it(
     assert "all of it" not in words_of(found)
 
 
+def test_the_host_s_work_at_several_lines_is_told_by_the_first(tmp_path: Path) -> None:
+    """It has 40 % of it: not enough for the message."""
+    run = Run()
+    for index in range(30):
+        run.wait_at(*["app.py:3 scale"] * 2, *(f"app.py:{n} f{n}" for n in (10, 20, 30)))
+        run.kernels(40, f"part_{index % 7}", 5 * US)
+    found = finding_of(analyze(run, tmp_path), "host-work")
+    assert found.message.endswith("while the host does other work")
+    assert "at app.py:3 scale in 58 of 145 samples" in words_of(found)
+
+
 @pytest.mark.parametrize(("kernel", "cause"), [("triton_poi_fused_add_0", True), ("add", False)])
 def test_a_long_gap_before_the_first_run_of_a_generated_kernel_is_its_compilation(
     tmp_path: Path, kernel: str, cause: bool
