@@ -14,6 +14,7 @@ from gputrace.analyzers.findings.facts import SEVERITIES
 from gputrace.analyzers.ledger.causes import path_of, tree_of
 from gputrace.errors import UsageError
 from gputrace.model.events import Kind
+from gputrace.model.host import FORWARD, UPDATE
 from gputrace.model.results import Analysis
 from gputrace.model.time_class import BY_ID, CLASSES, IDLE_CAUSES
 from gputrace.plugins import names
@@ -193,6 +194,8 @@ def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
     if Kind.SAMPLE in needs and not run.analysis.host_lines:
         return "the host was not sampled"
     on_hosts = figure.startswith(OF_CAUSE) and "compute" not in run.loop.classes
+    if on_hosts and cause == "host-work" and not _knows_passes(run.analysis):
+        return "no forward passes were recorded, which a program's own work is told from"
     if on_hosts and path_of(cause, CAUSES)[0] == "data":
         return "" if "host_data" in run.loop.classes else _no_waits(run.analysis)
     if on_hosts and (some := [id for id in _OF_HOSTS if cause in path_of(id, CAUSES)]):
@@ -203,6 +206,13 @@ def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
     instead = "host_data" in run.loop.classes and figure == "data_feeding"
     hint = "; without a GPU use --max-data-wait" if instead else ""
     return "" if known else f"no GPU activity was recorded{hint}"
+
+
+def _knows_passes(analysis: Analysis) -> bool:
+    return any(phases.of(name).host_ns for phases in analysis.step_phases for name in _PASSES)
+
+
+_PASSES: Final = (FORWARD, UPDATE)
 
 
 def _no_waits(analysis: Analysis) -> str:

@@ -144,8 +144,8 @@ def host(tmp_path: Path) -> Path:
             NOT_MET,
             [
                 "unknown: no GPU activity was recorded; without a GPU, limit its parts: "
-                "garbage-collection, recompilation, warmup, update-waits, gil-wait, cpu-throttled, "
-                "cpu-starved, page-faults, slow-cores",
+                "garbage-collection, recompilation, warmup, checkpoint-stall, update-waits, "
+                "host-work, gil-wait, cpu-throttled, cpu-starved, page-faults, slow-cores",
                 "unknown: the host was not sampled",
             ],
         ),
@@ -174,6 +174,16 @@ def test_a_cause_without_a_gpu_is_unknown(tmp_path: Path) -> None:
     host.report()
     (gate,) = gates(host.path, "--max-cause", "launch-bound=5%", code=NOT_MET)
     assert (gate["evaluated"], gate["message"]) == (False, "unknown: no GPU activity was recorded")
+
+
+def test_a_program_s_own_work_is_unknown_where_its_passes_are(tmp_path: Path) -> None:
+    host = Made(tmp_path / "host.sqlite")
+    host.process(1, 0)
+    host_steps(host)
+    host.report()
+    (gate,) = gates(host.path, "--max-cause", "host-work=5%", code=NOT_MET)
+    assert not gate["evaluated"]
+    assert gate["message"].startswith("unknown: no forward passes were recorded")
 
 
 @pytest.mark.parametrize(

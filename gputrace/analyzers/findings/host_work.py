@@ -200,8 +200,8 @@ def save_aside(framework: str) -> str:
 
 def host_work(facts: Facts) -> Iterator[Finding]:
     """The GPUs wait for the program's own work on the host: it makes no CUDA call for a millisecond
-    and more, or is neither in a forward pass, a backward pass, the optimizer nor the loader. In
-    traces without GPU activity, that is 10 % of a step (`medium`) or 20 % (`high`).
+    and more, or is neither in a forward pass, a backward pass, the optimizer nor the loader.
+    Without GPU activity, the latter takes 5 % of a step (`medium`) or 20 % (`high`).
 
     The message names the line of the program, and how often that work reads values back.
 
@@ -239,10 +239,6 @@ def _known_work(facts: Facts, frames: Iterable[str | None]) -> Iterator[tuple[st
             yield what, cure
 
 
-OWN_SHARE: Final = 0.1
-"""Share of a step from which a program's own work is reported where there is no GPU."""
-
-
 class OwnWork(NamedTuple):
     """Work of a program without a GPU outside its passes, on the rank that has most."""
 
@@ -274,7 +270,7 @@ def find_own_work(facts: Facts) -> OwnWork:
 
 def _own_work(facts: Facts) -> Iterator[Finding]:
     share, rank, place = facts.once(find_own_work)
-    severity = severity_of(share, medium=OWN_SHARE)
+    severity = severity_of(share)
     if severity is None:
         return
     of_rank = f" on rank {rank}" if len(facts.processes) > 1 else ""

@@ -23,7 +23,6 @@ from gputrace.analyzers.findings.host_threads import (
 from gputrace.analyzers.findings.host_work import (
     COLLECT_BETWEEN,
     COMPILE_ONCE,
-    OWN_SHARE,
     find_own_work,
     save_aside,
 )
@@ -356,7 +355,7 @@ def _what_slow_steps_have(
     costs = {
         "host_data": facts.share_of(facts.mean("host_data")) >= MEDIUM,
         CHECKPOINT: facts.share_of(float(np.mean(shares.get(CHECKPOINT, 0)))) >= MEDIUM,
-        "host": facts.once(find_own_work).share >= OWN_SHARE,
+        "host": facts.once(find_own_work).share >= MEDIUM,
     }
     charged = np.array([name in IDLE_CAUSES or costs.get(name, False) for name in shares])
     part = 1 - float(grown[charged].sum() / max(grown.sum(), 1))

@@ -89,7 +89,7 @@ def test_what_it_waits_or_lacks_a_core_for_is_not_its_work(tmp_path: Path) -> No
     "passes",
     [
         {"optimizer": (5, 6)},
-        {"forward": (0, 5), "backward": (5, 9), "optimizer": (9, 9.5)},
+        {"forward": (0, 5), "backward": (5, 9), "optimizer": (9, 9.8)},
     ],
 )
 def test_no_work_is_blamed_where_passes_are_unknown_or_take_nearly_all(
