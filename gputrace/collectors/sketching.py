@@ -43,7 +43,8 @@ _DEAREST: Final = 0.01
 """Part of the time between windows that they may cost."""
 _ECHO_NS: Final = 500_000_000
 """For so long after a window steps may be longer, since CUPTI has to go."""
-_WINDOWS_JUDGED: Final = 64
+_FEWEST_JUDGED, _MOST_JUDGED = 8, 64
+"""Number of windows by which their cost is told: the first that are, and the last ones."""
 _COMPARED: Final = 16
 """Kernels of a window that are kept by name and size, those with most time."""
 _LONGEST_NAME: Final = 60
@@ -69,7 +70,7 @@ class Sketcher:
         # First step of the window of each process, and how many had ended before it.
         self._asked: dict[int, tuple[int, int]] = {}
         self._before: dict[int, int] = {}
-        self._costs: deque[float] = deque(maxlen=_WINDOWS_JUDGED)
+        self._costs: deque[float] = deque(maxlen=_MOST_JUDGED)
 
     def look(self, members: Sequence[ArmedProcess]) -> int:
         """Write sketches of what ended since the last look; return the number of steps.
@@ -152,7 +153,8 @@ def steps_between_windows(every: int, made: int, costs: Collection[float]) -> in
     That is ``every``, doubled until processes make half of it between two looks at most (``made``),
     and windows, of which ``costs`` are known in steps, cost a hundredth of it at most.
     """
-    least = max(2.0 * made, statistics.median(costs) / _DEAREST if costs else 0.0)
+    is_known = len(costs) >= _FEWEST_JUDGED
+    least = max(2.0 * made, statistics.median(costs) / _DEAREST if is_known else 0.0)
     while every < least:
         every *= 2
     return every

@@ -62,6 +62,7 @@ def test_what_a_window_in_the_first_steps_costs_is_not_known() -> None:
 def test_windows_cost_a_hundredth_of_the_time_between_them_at_most() -> None:
     assert steps_between_windows(100, 10, ()) == 100
     assert steps_between_windows(100, 70, ()) == 200
-    assert steps_between_windows(100, 10, (6.0,)) == 800
-    # A checkpoint fell into the second one.
-    assert steps_between_windows(100, 10, (0.5, 90.0, 0.4)) == 100
+    assert steps_between_windows(100, 10, [6.0] * 8) == 800
+    assert steps_between_windows(100, 10, [6.0] * 7) == 100, "so few do not tell"
+    # Checkpoints fell into three.
+    assert steps_between_windows(100, 10, [0.5] * 5 + [90.0] * 3) == 100
