@@ -352,10 +352,10 @@ class _Marked(Struct, frozen=True, dict=True):
 
     start: Times
     end: Times
+    numbers: Times | None
+    """Numbers of the steps as the program counted them; None if it did not."""
     threads: frozenset[int]
     name: str
-    lacks_first: bool
-    """True where the length of the program's first step is not known, and it is left out."""
 
 
 _Waits = Mapping[tuple[int, int], Intervals]
@@ -381,7 +381,8 @@ def find_host_lanes(
         if steps is not None:
             turns = join_updates(rollouts_of(process, rollouts), steps.start, steps.end)
             if turns is not None:
-                steps = replace(steps, start=turns[2], end=steps.end[turns[1]])
+                # The program counted the updates, of which a turn may have any number.
+                steps = replace(steps, start=turns[2], end=steps.end[turns[1]], numbers=None)
         data = _waits_of(process, waits, steps.threads if steps else None)
         if steps is None and data is not None and len(data) < _FEWEST_WAITS:
             continue
@@ -438,7 +439,6 @@ _FEWEST_WAITS: Final = 2
 """Waits for data between which something else was recorded of a program that marks no step."""
 _FEWEST_BATCHES: Final = 10
 """Batches of a loader, in a program that marks no step, from which they are iterations."""
-_FROM_SECOND: Final = " (step 0 is the program's second)"
 _RANKS_UNKNOWN: Final = " (ranks were not recorded: processes in order of their ids)"
 
 
@@ -453,7 +453,6 @@ def _windows_of_marks(
     interludes: list[Interlude] = []
     for step in np.flatnonzero(begins[1:] > steps.start[1:]).tolist():
         interludes += between.interludes(step, int(steps.start[step + 1]), int(begins[step + 1]))
-    since = _FROM_SECOND if steps.lacks_first else ""
     turns = "; rollouts between the updates" if rolls_out else ""
     name = steps.name.partition("#")[0]
     return StepWindows(
@@ -464,8 +463,9 @@ def _windows_of_marks(
         source="markers",
         kind="rl" if rolls_out else "training",
         confidence=1.0,
-        reason=f"from mark to mark of {name!r}, in host time{since}{unknown}{turns}",
+        reason=f"from mark to mark of {name!r}, in host time{unknown}{turns}",
         interludes=tuple(interludes),
+        numbers=steps.numbers,
     )
 
 
@@ -510,15 +510,15 @@ def _read_marked(trace: Trace, waits: _Waits) -> dict[int, _Marked]:
         threads = frozenset(steps.thread.tolist())
         # Of marks at the ends of steps, nothing marks the start of the first one: it begins with
         # its first wait for data; without a wait its length is not known, and it is left out.
-        data, start = _waits_of(process, waits, threads), start.copy()
-        has_begun = is_range or bool(steps.correlation[0])
+        data, start, numbers = _waits_of(process, waits, threads), start.copy(), steps.correlation
         if data is None or data.start[0] >= end[0]:
-            start, end = start[not is_range :], end[not is_range :]
+            start, end, numbers = (times[not is_range :] for times in (start, end, numbers))
         else:
-            start[0], has_begun = min(int(start[0]), int(data.start[0])), True
+            start[0] = min(int(start[0]), int(data.start[0]))
         if len(start):
             name = int(steps.name[0])
-            marked[process] = _Marked(start, end, threads, trace.names([name])[name], not has_begun)
+            counted = None if (numbers < 0).any() else numbers
+            marked[process] = _Marked(start, end, counted, threads, trace.names([name])[name])
     return marked
 
 
