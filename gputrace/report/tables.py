@@ -43,6 +43,7 @@ from gputrace.report.wording import (
     describe_numbers,
     describe_parts,
     explain,
+    gap_cause,
     gpu_label,
     kernel_labels,
     labels_of,
@@ -230,12 +231,13 @@ def gaps_table(analysis: Analysis, most: int) -> Table:
     least = _LEAST_GAP * (analysis.steps.mean_ns or 0)
     alike: dict[Gap, int] = {}
     listed = gaps.largest_in_steps or gaps.largest
+    cause_of = {gap: gap_cause(gap, analysis) for gap in listed}
     # There are more than are known, of the last one's kind.
     cut = listed[-1] if 0 < len(listed) == len(gaps.largest) < gaps.count else None
     more = None
     for gap in listed:
         if gap.length_ns >= least:
-            same = (g for g in alike if g.cause == gap.cause)
+            same = (g for g in alike if cause_of[g] == cause_of[gap])
             first = next((g for g in same if gap.length_ns >= _ALIKE * g.length_ns), gap)
             alike[first] = alike.get(first, 0) + 1
             more = first if gap is cut else None
@@ -246,7 +248,7 @@ def gaps_table(analysis: Analysis, most: int) -> Table:
         *([Column("alike", lambda gap: f"{'≥' * (gap is more)}{alike[gap]}")] if many else []),
         Column("from", lambda gap: f"{(gap.start_ns - analysis.origin_ns) / 1e9:.6f} s"),
         Column("step", "step", "{}", ""),
-        Column("cause", lambda gap: CLASS_NAMES[gap.cause].removeprefix("idle: ")),
+        Column("cause", lambda gap: cause_of[gap]),
         Column("evidence", "evidence", unknown=""),
     )
     where = " in it" if turn == "pass" else f" in these {turn}s"

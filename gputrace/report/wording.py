@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from gputrace.model.kernels import LongestLaunch
 from gputrace.model.names import short
 from gputrace.model.results import TURNS, Analysis, Breakdown, Finding, Gap, GpuTotals, Step
+from gputrace.model.time_class import BY_ID
 from gputrace.sanitize import LONGEST, clean, cut
 from gputrace.units import format_count, format_ids, format_ns, format_pair, format_steps
 
@@ -219,6 +220,15 @@ def describe_numbers(analysis: Analysis) -> str:
         return ""
     ours, theirs = format_steps(sorted(numbers)), format_steps(sorted(numbers.values()))
     return f"Steps {ours} here are the program's steps {theirs}."
+
+
+def gap_cause(gap: Gap, analysis: Analysis) -> str:
+    """Return the cause that the ledger charges most of a gap to, in its words; without a ledger,
+    the class of most of it.
+    """
+    for cause in gap.charges:
+        return analysis.cause_label(cause)
+    return BY_ID[gap.cause].label.removeprefix("idle: ")
 
 
 def describe_parts(parts: Sequence[RunPart]) -> str:

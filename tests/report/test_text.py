@@ -129,6 +129,17 @@ def test_gaps_of_one_cause_that_are_about_as_long_share_a_row(report: Report) ->
     assert [row[2] for row in tables.gaps_table(every, 10).rows] == ["2", "3"]
 
 
+def test_the_cause_of_a_gap_is_that_of_most_of_it_in_the_words_of_the_ledger(
+    report: Report,
+) -> None:
+    charged = with_gaps(report, 40_000)
+    assert tables.gaps_table(charged, 1).rows[0][-2] == "launch", "no ledger"
+    charges = {"garbage-collection": 30_000, "launch-bound": 10_000}
+    rows = tuple(replace(gap, charges=charges) for gap in charged.gaps.largest_in_steps)
+    charged = replace(charged, gaps=replace(charged.gaps, largest_in_steps=rows))
+    assert tables.gaps_table(charged, 1).rows[0][-2] == "host: garbage collection"
+
+
 def test_longer_gaps_of_the_warm_up_are_mentioned(report: Report) -> None:
     with_some = with_gaps(report, 40_000)
     longer = replace(with_some.gaps.largest[0], step=0, end_ns=460_000)

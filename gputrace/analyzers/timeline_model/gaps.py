@@ -138,7 +138,7 @@ def _detail(scene: Scene, lane: int, gap: Gap, analysis: Analysis | None) -> Gap
     operations = scene.lanes[lane].operations
     assert operations is not None
     times = (gap.start_ns, gap.end_ns)
-    shares = [_times(other.layers, *times) for other in scene.lanes]
+    shares = [times_in(other.layers, *times) for other in scene.lanes]
     before, after = (
         None if row is None else operation_at(scene, operations, row)
         for row in _neighbours(operations, *times)
@@ -154,7 +154,7 @@ def _detail(scene: Scene, lane: int, gap: Gap, analysis: Analysis | None) -> Gap
     )
 
 
-def _times(layers: Layers, start: int, end: int) -> dict[str, int]:
+def times_in(layers: Layers, start: int, end: int) -> dict[str, int]:
     """Return the nanoseconds of a window by class, the longest first, without zeros."""
     parts = layers.split((start, end))[0].tolist()
     return _summed([dict(zip(layers.classes, parts, strict=True))])
@@ -202,7 +202,7 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
         end,
         IDLE_CAUSES[int(table.cause[row])],
         evidence,
-        _times(scene.lanes[number].lost, start, end),
+        times_in(scene.lanes[number].lost, start, end),
     )
     detail = _detail(scene, number, gap, scene.analysis)
     if issued is None:

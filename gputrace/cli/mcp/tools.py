@@ -77,7 +77,7 @@ def _breakdown(report: Report) -> Iterator[Said]:
 
 def _gaps(report: Report, limit: int = 10) -> Iterator[Said]:
     """The longest intervals in which a GPU runs nothing, each with its cause and the evidence."""
-    from gputrace.report.wording import capital, gpu_label
+    from gputrace.report.wording import capital, gap_cause, gpu_label
     from gputrace.units import format_count, format_ns
 
     gaps = report.gaps
@@ -90,7 +90,7 @@ def _gaps(report: Report, limit: int = 10) -> Iterator[Said]:
     for number, gap in enumerate(getattr(gaps, where)[:limit]):
         start = (gap.start_ns - report.origin_ns) / 1e9
         step = "" if gap.step is None else f" in step {gap.step}"
-        cause = gap.cause.replace("_", " ")
+        cause = gap_cause(gap, report)
         text = (
             f"{gpu_label(gap, report)} idles {format_ns(gap.length_ns)}{step}, from {start:.6f} s"
         )

@@ -434,7 +434,7 @@
     board.detail("chosen").data = {
       left: [start / 1e9], right: [end / 1e9], bottom: [bottomOf(lane)], top: [bottomOf(lane) + Lanes.HEIGHT], color: ["#ffffff"],
     };
-    const [length, why] = [row.querySelector("th"), row.querySelector("[data-label=why]")].map(cell => cell && cell.textContent);
+    const [length, why] = [row.querySelector("th"), row.querySelector("[data-label=cause]")].map(cell => cell && cell.textContent);
     document.getElementById("why").textContent = why ? `The gap of ${length}: ${why}` : "";
     if (scroll) toLanes();
   }

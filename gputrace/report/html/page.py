@@ -59,6 +59,7 @@ from gputrace.report.wording import (
     card_name,
     describe_numbers,
     describe_parts,
+    gap_cause,
     gpu_label,
     kernel_labels,
     run_parts,
@@ -348,8 +349,7 @@ def _gap_list(material: Material) -> dict[str, Any]:
             Column("gpu", lambda worst: gpu_label(worst.gap, analysis)),
             Column("from", lambda worst: f"{(worst.gap.start_ns - origin) / 1e9:.6f} s"),
             Column("step", lambda worst: worst.gap.step, "{}", ""),
-            Column("cause", lambda worst: ", ".join(_causes(worst.by_cause.items())[:3])),
-            Column("why", charged, unknown=""),
+            Column("cause", charged),
             Column("evidence", lambda worst: worst.gap.evidence, unknown=""),
             Column("before", "before", short, ""),
             Column("after", "after", short, ""),
@@ -423,7 +423,7 @@ def _summary(material: Material) -> dict[str, str]:
     lanes = len(material.scene.lanes)
     shown = "".join(
         f" It first shows the steps around the largest gap, {format_ns(worst.gap.length_ns)} of "
-        f"{class_label(worst.gap.cause)[6:]} on {gpu_label(worst.gap, analysis)}."
+        f"{gap_cause(worst.gap, analysis)} on {gpu_label(worst.gap, analysis)}."
         for worst in material.gaps[:1]
     )
     steps, each = analysis.steps, "GPU" if analysis.gpus else "rank"

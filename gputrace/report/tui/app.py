@@ -94,7 +94,7 @@ class BrowseApp(TerminalApp[None]):
     #pane-text { height: auto; }
     #status { height: 1; padding: 0 1; color: $text-muted; background: $panel; }
     #below { height: 1fr; layout: horizontal; }
-    GapList { width: 62; }
+    GapList { width: 73; }
     #detail-box { width: 1fr; padding: 0 1; border-left: solid $panel; }
     #detail { height: auto; }
     .narrow #below { layout: vertical; }

@@ -23,7 +23,7 @@ from textual.widgets import Static
 
 from gputrace.analyzers.timeline_model import NO_STEP, GapFilter, Scene
 from gputrace.analyzers.timeline_model.cells import stack
-from gputrace.analyzers.timeline_model.gaps import GapDetail, IssuingCall, Operation
+from gputrace.analyzers.timeline_model.gaps import GapDetail, IssuingCall, Operation, times_in
 from gputrace.model.comparison import StepExplanation
 from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, Step
@@ -52,7 +52,7 @@ _COLUMNS: Final = {
     "length": ("length", ">9.9"),
     "start": ("from", ">13.13"),
     "step": ("step", ">6.6"),
-    "cause": ("cause", "<15.15"),
+    "cause": ("cause", "<26.26"),
 }
 """Titles of the list's columns, with the formats of their texts."""
 
@@ -110,13 +110,23 @@ class GapList(ScrollView, can_focus=False):
             "length": format_ns(end - start),
             "start": moment(start),
             "step": "" if step == NO_STEP else str(step),
-            "cause": class_words(cause),
+            "cause": self._charged(row) or class_words(cause),
         }
         chosen = index == self.index
         style = self.rich_style + Style(reverse=chosen, bold=chosen)
         swatch, color = self.palette.swatch(cause)
         cells = [Segment(f" {texts[name]:{spec}}", style) for name, (_, spec) in _COLUMNS.items()]
         return [*cells[:-1], Segment(" ", style), Segment(swatch, color), *cells[-1:]]
+
+    def _charged(self, row: int) -> str:
+        """Return the cause that the ledger charges most of a gap to; empty where none is known."""
+        shown = self.board.gpus[int(self.board.table.lane[row])]
+        scene = self.board.scenes[shown.trace]
+        if scene is None or scene.analysis is None:
+            return ""
+        start, end = self.board.gap_span(row)
+        charges = times_in(shown.lane.lost, start + shown.zero, end + shown.zero)
+        return next((clean(scene.analysis.cause_label(cause)) for cause in charges), "")
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         index = event.y - 1 + self.scroll_offset.y

@@ -112,7 +112,7 @@ def test_the_verdict_and_the_gap_of_the_sleep_come_first(made: Callable[[str], s
     gap = re.search(r"25\.\d ms", page.text[page.text.index("The largest gaps") :])
     assert verdict < page.text.index("Also found") < page.text.index("What each GPU did when")
     assert gap is not None
-    assert "data feeding 25." in page.text
+    assert "waiting for the next batch 25." in page.text
 
 
 def test_the_page_says_of_a_slow_step_what_the_command_says(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_the_page_says_why_below_where_and_for_each_gap(
     where, why = page.index("<caption>Where the time of"), page.index("<caption>Why (a step, per")
     assert where < why < page.index('id="h-run"')
     longest = format_ns(report.gaps.largest_in_steps[0].charges["data-feeding"])
-    assert f'data-label="why">input: waiting for the next batch {longest}' in page
+    assert f'data-label="cause">input: waiting for the next batch {longest}' in page
 
 
 def unpack(page: Page) -> Any:

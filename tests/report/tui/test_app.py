@@ -657,7 +657,7 @@ def test_the_command_draws_and_leaves_the_terminal_as_it_was(
 ) -> None:
     code, drawn = on_a_terminal("-m", "gputrace", "browse", str(starved), env=env)
     assert code == 0
-    assert "data feeding" in drawn
+    assert "input: waiting for the" in drawn
     assert drawn.count("\x1b[?1049h") == drawn.count("\x1b[?1049l") == 1
 
 
