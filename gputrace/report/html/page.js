@@ -134,8 +134,8 @@
     addEventListener("popstate", recall);
     chooseSteps(found);
     board.glide = Moving.setUp(found, board, facts, { now: visible, show: put, describe, tell });
+    if (location.hash) recall();
     if (facts.rows) Rows.setUp(found, board, facts, show, onto).then(rows => { board.rows = rows; if (location.hash) recall(); draw(); nameKernels(); document.body.dataset.rows = "yes"; });
-    else if (location.hash) recall();
   }
 
   // A click on a kernel's name goes to its longest launch.
@@ -212,7 +212,7 @@
 
   function recall() {
     const parts = new URLSearchParams(location.hash.slice(1)), [, from, to] = /^([\d.]+)-([\d.]+)$/.exec(parts.get("t")) || [];
-    board.opening = false;
+    board.opening = facts.rows && !board.rows;
     if (location.hash && !location.hash.includes("=")) return;
     const sel = parts.get("sel") || "", gap = /^gap\.(\d+)$/.exec(sel);
     chosen = -1;
