@@ -176,9 +176,9 @@ def status(target: str | None, as_json: bool) -> None:
 def list_(as_json: bool) -> None:
     """List the armed processes of this user on this machine.
 
-    rank: as the launcher says, - without one (rank 0 in a trace); step: how many have ended, "none
-    yet" if none was marked so far; gpu: ready, unstarted (the process uses no GPU yet), or none (no
-    NVIDIA driver: only the host is recorded).
+    rank: as RANK or a launcher's variable says, else LOCAL_RANK, - without one (rank 0 in a trace);
+    step: how many have ended, "none yet" if none was marked so far; gpu: ready, unstarted (the
+    process uses no GPU yet), or none (no NVIDIA driver: only the host is recorded).
     """
     from gputrace.collectors.armed import find
 

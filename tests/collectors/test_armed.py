@@ -458,6 +458,36 @@ def test_forked_children_do_not_listen_and_no_fork_warns(machine: Machine) -> No
         assert not any(name.startswith("socket:") for name in open_files)
 
 
+def test_a_program_without_steps_answers_after_it_forked(machine: Machine) -> None:
+    script = (
+        "import os, time, warnings\n"
+        "warnings.simplefilter('error')\n"
+        "os.fork() or os._exit(0)\n"
+        "print('forked', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    program = machine.start(sys.executable, "-c", script)
+    assert program.stdout is not None
+    assert program.stdout.readline() == b"forked\n"
+    assert [(p.pid, p.state) for p in machine.find()] == [(program.pid, "cold")]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"LOCAL_RANK": "3"},
+        {"RANK": "3", "LOCAL_RANK": "1"},
+        {"SLURM_PROCID": "3"},
+        {"OMPI_COMM_WORLD_RANK": "3", "SLURM_PROCID": "0", "RANK": ""},
+    ],
+)
+def test_the_rank_is_that_of_any_launcher_also_if_the_program_sets_it(
+    machine: Machine, environment: dict[str, str]
+) -> None:
+    machine.train(f"import os; os.environ.update({environment!r})\n{TRAINS}")
+    assert [p.rank for p in machine.find()] == [3]
+
+
 def test_spawned_workers_do_not_listen(machine: Machine, tmp_path: Path) -> None:
     for name, text in TORCH.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ and ready; ``rank``, -1 if unknown; ``began`` and ``ended``, of the last window 
 CLOCK_REALTIME. Or it is ``error=`` and one word, and nothing was done.
 
 The thread that answers waits in accept(2). Where Python would warn of it at a fork, which is where
-the program has no other, it is gone until the next step; a child listens once it trains itself.
+the program has no other, it is gone for the fork; a child listens once it trains itself.
 """
 
 import _socket
@@ -55,6 +55,9 @@ _COUNTS_THREADS = sys.version_info >= (3, 12)
 _OURS = 3
 """Threads where the program has one: it, this one and the sampler's."""
 _MOST_NS = 600 * 1000000000
+_RANKS = "RANK OMPI_COMM_WORLD_RANK HOROVOD_RANK PMI_RANK PMIX_RANK SLURM_PROCID LOCAL_RANK"
+"""Variables of which the first that is set has the rank: within a job of Slurm, a launcher's own
+comes first; the rank on its machine is better than none."""
 
 
 class _Window:
@@ -280,11 +283,11 @@ class _Listener:
         gpu = "none"
         if os.environ.get("GPUTRACE_LIBRARY"):
             gpu = "ready" if control.is_loaded() and control.has_context() else "unstarted"
-        rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", ""))
-        window = self.window
+        ranks = (os.environ.get(name, "") for name in _RANKS.split())
+        rank, window = next(filter(str.isdigit, ranks), "-1"), self.window
         return (
             f"step={steps.ended()} state={window.state()} windows={window.ended} gpu={gpu} "
-            f"rank={rank if rank.isdigit() else -1} began={steps.span[0]} ended={steps.span[1]}"
+            f"rank={rank} began={steps.span[0]} ended={steps.span[1]}"
         )
 
 
@@ -331,6 +334,12 @@ def _before_fork() -> None:
         _listeners[0].stop()
 
 
+def _after_fork() -> None:
+    # Python has counted the threads by now.
+    for listener in _listeners:
+        listener.start()
+
+
 def _go_on() -> None:
     if _listeners and not _listeners[0].is_open():
         # The program has closed all files that it did not open.
@@ -346,6 +355,8 @@ def _go_on() -> None:
 
 def _in_forked_child() -> None:
     for listener in _listeners:
+        if listener.peer is not None:
+            listener.peer.close()
         listener.close()
     del _listeners[:]
 
@@ -393,4 +404,4 @@ recorder.on_write.append(_go_on)
 recorder.on_fork.append(_in_forked_child)
 atexit.register(_leave)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
