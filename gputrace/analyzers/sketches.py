@@ -26,6 +26,7 @@ from gputrace.store.sketches import (
     PARTS,
     RankSketch,
     Steps,
+    columns,
     latest_of_each_rank,
 )
 from gputrace.units import format_ids, format_ns
@@ -64,6 +65,8 @@ _NAMES: Final = {
     "rest": "other work of the host",
 }
 
+_MOMENTS: Final = ("forward_end", "end")
+_FIELDS: Final = ("length", *PARTS, "queued")
 _Floats = NDArray[np.float64]
 
 
@@ -117,47 +120,45 @@ def _reduce(
     recent_edges = end - np.arange(_BLOCKS, -1, -1) * recent
     starts = np.concatenate([edges[:-1], recent_edges[:-1]])
     ends = np.concatenate([edges[1:], recent_edges[1:]])
-    of = {name: np.zeros((len(ranks), len(starts))) for name in (*_FIELDS, *_MOMENTS)}
+    means = np.zeros((len(_FIELDS), len(ranks), len(starts)))
+    later = np.zeros((len(_MOMENTS), len(ranks), len(starts)))
     median, lines = np.zeros((len(ranks), len(starts))), []
-    leaders: dict[str, Steps] = {}
+    leaders: dict[str, tuple[Steps, NDArray[np.int64]]] = {}
     for n, rank in enumerate(ranks):
         steps = rank.load()
         loaded(rank, steps)
         number = steps["step"].astype(np.int64)
         low, high = np.searchsorted(number, starts), np.searchsorted(number, ends)
-        for name in _FIELDS:
-            of[name][n] = _means(steps[name], low, high)
-        median[n] = [
-            *_medians(steps["length"], low[:levels], high[:levels], size),
-            *_medians(steps["length"], low[levels:], high[levels:], recent),
-        ]
-        leader = leaders.setdefault(rank.host, steps)
-        if len(leader) == len(steps) and bool((leader["step"] == steps["step"]).all()):
-            for name in _MOMENTS:
-                known = (steps[name] > 0) & (leader[name] > 0)
-                later = np.where(known, steps[name] - leader[name], 0)
-                of[name][n] = _means(later, low, high)
+        means[:, n] = _means(columns(steps, *_FIELDS), low, high)
+        lengths = steps["length"]
+        median[n, :levels] = _medians(lengths, low[:levels], high[:levels], size)
+        median[n, levels:] = _medians(lengths, low[levels:], high[levels:], recent)
+        moments = columns(steps, *_MOMENTS)
+        leader, first_there = leaders.setdefault(rank.host, (steps, moments))
+        is_other = leader is not steps and len(leader) == len(steps)
+        if is_other and bool((leader["step"] == steps["step"]).all()):
+            known = (moments > 0) & (first_there > 0)
+            later[:, n] = _means(np.where(known, moments - first_there, 0), low, high)
         lines.append(_line_shares(rank, steps[low[levels] : high[-1]]))
+    of = dict(zip((*_FIELDS, *_MOMENTS), (*means, *later), strict=True))
     return _Blocks(ranks, starts, of, median, lines)
 
 
-def _means(values: NDArray[Any], low: Any, high: Any) -> _Floats:
-    """Return the mean of each block; 0 where it is empty."""
-    total = np.append(0, np.cumsum(values.astype(np.float64)))
-    means: _Floats = (total[high] - total[low]) / np.maximum(high - low, 1)
+def _means(table: NDArray[np.int64], low: Any, high: Any) -> _Floats:
+    """Return the mean of each column in each block of rows: shape (columns, blocks)."""
+    total = np.zeros((len(table) + 1, table.shape[1]))
+    np.cumsum(table, axis=0, out=total[1:])
+    means: _Floats = (total[high] - total[low]).T / np.maximum(high - low, 1)
     return means
 
 
-def _medians(lengths: NDArray[np.int64], low: Any, high: Any, size: int) -> list[float]:
+def _medians(lengths: NDArray[np.int64], low: Any, high: Any, size: int) -> _Floats:
     """Return the median of each block; blocks have ``size`` steps, unless some were not seen."""
     if bool((high - low == size).all()):
-        return list(np.median(lengths[low[0] : high[-1]].reshape(-1, size), axis=1))
+        blocks = np.sort(lengths[low[0] : high[-1]].reshape(-1, size), axis=1)
+        return (blocks[:, (size - 1) // 2].astype(np.float64) + blocks[:, size // 2]) / 2
     parts = (lengths[a:b] for a, b in zip(low.tolist(), high.tolist(), strict=True))
-    return [float(np.median(part)) if len(part) else 0.0 for part in parts]
-
-
-_MOMENTS: Final = ("forward_end", "end")
-_FIELDS: Final = ("length", *PARTS, "queued")
+    return np.array([float(np.median(part)) if len(part) else 0.0 for part in parts])
 
 
 def _beyond_others(times: _Floats) -> _Floats:
@@ -409,40 +410,43 @@ def read_windows(sketches: Sequence[RankSketch]) -> Windows:
     """Read the windows of the ranks of one job."""
     seen, ranks = Counter[int](), []
     for sketch in sketches:
-        own = np.unique(sketch.load_kernels()["step"]).tolist()
+        own = {*sketch.load_kernels()["step"].tolist()}
         seen.update(own)
         ranks += [sketch] if own else []
     steps = np.array(sorted(step for step, n in seen.items() if n > len(ranks) / 2), np.int64)
     steps = steps[np.linspace(0, len(steps) - 1, min(len(steps), _MOST_WINDOWS)).astype(int)]
     numbers: dict[tuple[int, str], int] = {}
-    parts, missing = [np.zeros((0, 5))], np.ones((len(ranks), len(steps)), np.bool_)
+    parts: list[tuple[NDArray[Any], ...]] = [(np.zeros(0, np.int32),) * 3 + (np.zeros(0),) * 2]
+    missing = np.ones((len(ranks), len(steps)), np.bool_)
     for n, sketch in enumerate(ranks):
         rows = sketch.load_kernels()
-        rows = rows[np.isin(rows["step"], steps) & (rows["steps"] > 0)]
         at = np.searchsorted(steps, rows["step"])
+        kept = (np.append(steps, -1)[at] == rows["step"]) & (rows["steps"] > 0)
+        rows, at = rows[kept], at[kept]
         missing[n, at] = False
-        kinds, which = np.unique(rows[["kind", "name"]], return_inverse=True)
+        keys = rows["kind"].astype(np.int64) << 32 | rows["name"]
+        kinds, which = np.unique(keys, return_inverse=True)
         # Kernels of another model of card are others.
         texts = [
             (kind, sketch.line(id) + (sketch.card if kind == KERNEL else ""))
-            for kind, id in kinds.tolist()
+            for kind, id in (divmod(key, 1 << 32) for key in kinds.tolist())
         ]
-        mine = np.array([numbers.setdefault(text, len(numbers)) for text in texts])
+        mine = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int32)
         per_step = rows["total"] / rows["steps"]
         ns = np.where(rows["kind"] == KERNEL, np.maximum(rows["median"], 1), per_step)
-        columns = np.full(len(rows), n), at, mine[which.ravel()], ns, rows["count"] / rows["steps"]
-        parts.append(np.column_stack(columns) if len(rows) else parts[0])
-    table = np.concatenate(parts)
-    often = np.bincount(table[:, 2].astype(int), minlength=len(numbers))
+        where = np.full(len(rows), n, np.int32), at.astype(np.int32), mine[which]
+        parts.append((*where, ns, rows["count"] / rows["steps"]))
+    rank, window, name, ns, count = map(np.concatenate, zip(*parts, strict=True))
+    often = np.bincount(name, minlength=len(numbers))
     kernels = [number for (kind, _), number in numbers.items() if kind == KERNEL]
     kernels.sort(key=lambda number: -often[number])
     rest, times, counts = set(kernels[_MOST_COMPARED:]), {}, {}
     for key, number in numbers.items():
         if number not in rest:
-            mine = table[table[:, 2] == number]
+            at = np.flatnonzero(name == number)
             times[key] = np.where(missing | (key[0] == KERNEL), np.nan, 0.0)
-            times[key][mine[:, 0].astype(int), mine[:, 1].astype(int)] = mine[:, 3]
-            counts[key] = float(np.median(mine[:, 4]))
+            times[key][rank[at], window[at]] = ns[at]
+            counts[key] = float(np.median(count[at]))
     return Windows(ranks, steps, times, counts)
 
 
@@ -597,17 +601,31 @@ def report_sketches(sketches: Sequence[RankSketch]) -> SketchReport:
 
 def _summary(sketch: RankSketch, steps: Steps) -> RankSummary:
     steps = steps[_WARM_UP:] if len(steps) > 2 * _WARM_UP else steps
-    middle, late = np.quantile(steps["length"], (0.5, 0.95))
-    means = {f"{part}_ns": round(float(steps[part].mean())) for part in (*_OWN, "queued")}
+    middle, late = _quantiles(steps["length"], 0.5, 0.95)
+    means = columns(steps, *_OWN, "queued", "length").mean(axis=0).tolist()
+    data, gc, compilation, checkpoint, queued, mean = map(round, means)
     return RankSummary(
         job=sketch.job,
         rank=sketch.rank,
         host=sketch.host,
         pid=sketch.pid,
         steps=sketch.last + 1,
-        median_ns=round(float(middle)),
-        p95_ns=round(float(late)),
-        mean_ns=round(float(steps["length"].mean())),
+        median_ns=round(middle),
+        p95_ns=round(late),
+        mean_ns=mean,
+        data_ns=data,
+        gc_ns=gc,
+        compilation_ns=compilation,
+        checkpoint_ns=checkpoint,
+        queued_ns=queued,
         resident_bytes=int(steps["resident_bytes"][-1]),
-        **means,
     )
+
+
+def _quantiles(values: NDArray[np.int64], *parts: float) -> Iterator[float]:
+    """Yield quantiles, as `numpy.quantile` does in a tenth of a millisecond."""
+    ordered = np.sort(values)
+    for part in parts:
+        at = part * (len(ordered) - 1)
+        low, high = ordered[[int(at), -int(-at // 1)]].tolist()
+        yield low + (high - low) * (at - int(at))

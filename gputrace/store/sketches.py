@@ -9,7 +9,9 @@ the first of which is number 1.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +49,7 @@ number of its text, how many there were, and their median and total time in nano
 Kernels = NDArray[np.void]
 """Records of `KERNELS`, window by window."""
 
+_FIELDS: Final = {name: number for number, name in enumerate(STEP.names or ())}
 _VERSION: Final = 1
 _LONGEST_HEAD: Final = 4096
 
@@ -92,10 +95,8 @@ class SketchWriter:
         self.last = -1
         """Number of the last step that was written."""
         if self._steps.exists():
-            _, start, count = _read(self._steps, STEP)
-            if count:
-                end = start + (count - 1) * STEP.itemsize
-                self.last = int(_rows(self._steps, STEP, end, 1)["step"][0])
+            ends = _read(self._steps, STEP)[-1]
+            self.last = int(ends["step"][-1]) if len(ends) else -1
         else:
             head = json.dumps({"gputrace_sketch": _VERSION, **about})
             self._steps.write_text(head + "\n", encoding="utf-8")
@@ -125,15 +126,21 @@ class SketchWriter:
             file.write(head + kernels.tobytes())
 
 
-def _read(path: Path, kind: np.dtype[Any]) -> tuple[Mapping[str, Any], int, int]:
-    """Return what a file is of, and where its records begin and how many there are."""
+def _read(path: Path, kind: np.dtype[Any]) -> tuple[Mapping[str, Any], int, int, NDArray[np.void]]:
+    """Return what a file is of, where its records begin, how many there are, and the first and the
+    last of them.
+    """
     try:
         with path.open("rb") as file:
             head = file.readline(_LONGEST_HEAD)
             about, start = json.loads(head), file.tell()
-        if about["gputrace_sketch"] != _VERSION:
-            raise InputError(path, "a sketch of another version of gputrace")
-        return about, start, (path.stat().st_size - start) // kind.itemsize
+            if about["gputrace_sketch"] != _VERSION:
+                raise InputError(path, "a sketch of another version of gputrace")
+            count = (os.fstat(file.fileno()).st_size - start) // kind.itemsize
+            ends = file.read(kind.itemsize if count else 0)
+            file.seek(start + max(count - 1, 0) * kind.itemsize)
+            ends += file.read(kind.itemsize if count else 0)
+        return about, start, count, np.frombuffer(ends, kind)
     except OSError as error:
         raise InputError(path, f"cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -144,6 +151,12 @@ def _rows(path: Path, kind: np.dtype[Any], start: int, count: int) -> NDArray[np
     return np.fromfile(path, kind, count, offset=start)
 
 
+def columns(steps: Steps, *names: str) -> NDArray[np.int64]:
+    """Return fields of eight bytes as columns: shape (steps, names)."""
+    table = np.ascontiguousarray(steps).view("<i8").reshape(len(steps), -1)
+    return table[:, [_FIELDS[name] for name in names]]
+
+
 def read_sketches(folder: Path) -> list[RankSketch]:
     """Find the sketches of a folder that have steps, by job, rank and the end of the last step.
 
@@ -151,27 +164,26 @@ def read_sketches(folder: Path) -> list[RankSketch]:
     """
     sketches = []
     for path in sorted(folder.glob("*.sketch")):
-        about, start, count = _read(path, STEP)
+        about, start, count, ends = _read(path, STEP)
         if not count:
             continue
-        ends = (start, start + (count - 1) * STEP.itemsize)
-        first, last = (_rows(path, STEP, at, 1)[0] for at in ends)
-        lines = path.with_suffix(".lines")
-        texts = lines.read_text("utf-8", "replace").splitlines() if lines.exists() else []
+        texts: list[str] = []
+        with suppress(FileNotFoundError):
+            texts = path.with_suffix(".lines").read_text("utf-8", "replace").splitlines()
         try:
             job, host = str(about["job"]), str(about["host"])
             rank, pid = int(about["rank"]), int(about["pid"])
         except (KeyError, TypeError, ValueError, OverflowError):
             raise InputError(path, "not a sketch, or a broken one") from None
         load = partial(_rows, path, STEP, start, count)
-        numbers = int(first["step"]), int(last["step"])
-        sketch = RankSketch(job, rank, host, pid, *numbers, load, texts)
+        first, last = ends["step"].tolist()
+        sketch = RankSketch(job, rank, host, pid, first, last, load, texts)
         if (kernels := path.with_suffix(".kernels")).exists():
-            of, start, count = _read(kernels, KERNELS)
+            of, start, count, _ = _read(kernels, KERNELS)
             rows = partial(_rows, kernels, KERNELS, start, count)
             gpu, card = (str(of.get(name, "")) for name in ("gpu", "card"))
             sketch = replace(sketch, load_kernels=rows, gpu=gpu, card=card)
-        sketches.append((job, rank, int(last["end"]), sketch))
+        sketches.append((job, rank, int(ends["end"][-1]), sketch))
     return [row[-1] for row in sorted(sketches, key=lambda row: row[:-1])]
 
 
