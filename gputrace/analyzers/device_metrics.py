@@ -319,6 +319,11 @@ _MEMORY: Final[Mapping[str, int]] = {
 """Peak of the memory in GB/s by card, from the same data sheets."""
 
 
+_LEAST_MFU: Final = 0.0005
+"""Part of the peak below which the counted FLOPs are hardly the work of the steps: it would be
+shown as 0.0 %."""
+
+
 def add_use(
     throughput: Sequence[Throughput], lanes: Sequence[LaneSummary], kernels: Kernels | None
 ) -> tuple[Throughput, ...]:
@@ -333,9 +338,9 @@ def add_use(
     for row in throughput:
         names = [lane.gpu.name for lane in lanes if lane.gpu.rank == row.rank]
         peaks = [peak_of(name, precision) for name in names]
-        if row.flop_per_s and peaks and None not in peaks:
-            peak = sum(each for each in peaks if each is not None)
-            mfu = round(row.flop_per_s / peak, 4)
+        peak = sum(each or 0 for each in peaks)
+        if peaks and None not in peaks and (row.flop_per_s or 0) >= _LEAST_MFU * peak:
+            mfu = round((row.flop_per_s or 0) / peak, 4)
             row = replace(row, precision=precision, peak_flop_per_s=peak, mfu=mfu)
         rows.append(row)
     return tuple(rows)

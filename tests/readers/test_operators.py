@@ -85,13 +85,13 @@ def test_work_is_counted_by_hand(
     assert work_of(name, Call(shapes, types, values)) == work
 
 
-def trained(path: Path, known_ms: int, unknown_ms: int = 0) -> Report:
+def trained(path: Path, known_ms: int, unknown_ms: int = 0, size: int = 4096) -> Report:
     """Steps of 10 ms with one product of known shapes, and maybe one by an operator of unknown."""
     events = []
     for step in range(12):
         at = 10_000.0 * step
         events.append(event("user_annotation", f"ProfilerStep#{step}", at, 9_990))
-        shapes = {"Input Dims": [[4096, 4096]] * 2, "Input type": BF16, "Concrete Inputs": ["", ""]}
+        shapes = {"Input Dims": [[size, size]] * 2, "Input type": BF16, "Concrete Inputs": ["", ""]}
         operators = [("aten::mm", GEMM, known_ms, shapes), ("mine::mm", GEMM, unknown_ms, {})]
         for number, (name, product, length, args) in enumerate(operators):
             launched = at + 100 * number
@@ -124,6 +124,12 @@ def test_mfu_is_the_flops_of_a_step_by_its_time_and_the_peak(tmp_path: Path) -> 
     # 2 * 4096^3 operations for three matrices of 2 bytes: 1365 each byte, far above 989 / 3.35.
     assert (use.roofline.flop_per_byte, use.roofline.limit) == (1365.33, "compute")
     assert "by the shapes of operators" in report.render("text")
+
+
+def test_flops_that_are_next_to_nothing_of_the_peak_have_no_mfu(tmp_path: Path) -> None:
+    (row,) = trained(tmp_path / "run.pt.trace.json", known_ms=4, size=512).throughput
+    # 0.27 GFLOP in 10 ms: 0.003 % of 989 TFLOP/s.
+    assert (row.flop_per_step, row.mfu, row.peak_flop_per_s) == (2 * 512**3, None, None)
 
 
 def test_kernels_that_only_move_their_operands_have_a_bandwidth(tmp_path: Path) -> None:
