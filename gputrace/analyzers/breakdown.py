@@ -269,8 +269,7 @@ def find_gaps(
     for index, start, end in dict.fromkeys([*longest[0], *longest[1]]):
         by_lane.setdefault(index, []).append((start, end))
     having = [lanes[index] for index in by_lane]
-    has = gpus.has_calls, Kind.DATA_WAIT in gpus.trace.kinds
-    explained = gpus.each(_explain, having, by_lane.values(), same=has)
+    explained = gpus.each(_explain, having, by_lane.values(), same=(gpus.has_calls,))
     rows: dict[tuple[int, int, int], Gap] = {}
     for (index, mine), lane, answers in zip(by_lane.items(), having, explained, strict=True):
         gpu, windows = lane.gpu, all_steps.by_rank.get(lane.gpu.rank)
@@ -350,7 +349,7 @@ class _Explained(Struct, frozen=True, dict=True):
 
 
 def _explain(
-    view: GpuShardView, gaps: Sequence[tuple[int, int]], has_calls: bool, has_waits: bool
+    view: GpuShardView, gaps: Sequence[tuple[int, int]], has_calls: bool
 ) -> list[_Explained]:
     """Explain some gaps of a GPU by the rows of its host, each process's ranges read once."""
     lane, calls = view.lane, view.calls
@@ -364,7 +363,7 @@ def _explain(
         feeder = lane.causes.feeder_of(end)
         pair = calls.threads[feeder] if calls is not None and feeder != NOBODY else None
         evidence = NO_ISSUER if has_calls else ""
-        waited = waited_for_data(lane.host_data, start, end) if has_waits else 0
+        waited = lane.loader.clip(start, end).total
         if calls is not None and pair is not None:
             os_calls, ranges = (pair[0], Kind.OS_RUNTIME), (pair[0], Kind.RANGE)
             for key in {os_calls, ranges} - read.keys():
@@ -379,11 +378,6 @@ def _explain(
             evidence = ", ".join([evidence, *state.during(pair, start, end)])
         explained.append(_Explained(IDLE_CAUSES[cause], evidence, pair, charged))
     return explained
-
-
-def waited_for_data(waits: Intervals | None, start: int, end: int) -> int:
-    """Return how many nanoseconds of a gap the program waited for its loader."""
-    return 0 if waits is None else int(waits.clip(start, end).total)
 
 
 def in_loader(waited: int, start: int, end: int) -> str:

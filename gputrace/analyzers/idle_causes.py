@@ -50,6 +50,8 @@ class HostEvidence(Struct, frozen=True, dict=True):
 
     data: Mapping[tuple[int, int], Intervals]
     """Recorded waits for data: hooks in loaders, NVTX ranges named so."""
+    loader: Mapping[tuple[int, int], Intervals]
+    """Of these, the waits that hooks in loaders saw."""
     recorder: Mapping[tuple[int, int], Intervals]
     """Work of the recorder."""
     mpi: Mapping[tuple[int, int], Intervals]
@@ -96,13 +98,16 @@ def read_evidence(trace: Trace) -> HostEvidence:
         intervals_by_thread(every.select(trace.matches(every.name, pattern)))
         for pattern in (DATA_RANGE, _MPI_WAITS, _PART_RANGE)
     )
-    data = intervals_by_thread(waits)
+    loader = intervals_by_thread(waits)
+    data = dict(loader)
     for thread, intervals in ranges.items():
         data[thread] = merge_touching(data.get(thread, EMPTY), intervals)
     phases = intervals_by_thread(trace.events([Kind.PHASE], columns))
     for thread, intervals in parts.items():
         phases[thread] = merge_touching(phases.get(thread, EMPTY), intervals)
-    return HostEvidence(data, intervals_by_thread(overhead), mpi, phases, _forward_passes(trace))
+    return HostEvidence(
+        data, loader, intervals_by_thread(overhead), mpi, phases, _forward_passes(trace)
+    )
 
 
 def _forward_passes(trace: Trace) -> dict[tuple[int, int], Intervals]:

@@ -135,7 +135,9 @@ class Lane(Struct, frozen=True, dict=True):
     timeline: Timeline
     causes: Causes
     host_data: Intervals | None
-    """When its feeding threads were in the data loader; None where that is not known."""
+    """When its feeding threads waited for data; None where that is not known."""
+    loader: Intervals = EMPTY
+    """When hooks saw one of them in the data loader."""
     waiting: Waiting | None = None
     """When its communication waits for other ranks; None where collectives were not matched."""
     data: Mapping[tuple[int, int], Intervals] = field(default_factory=dict)
@@ -271,7 +273,7 @@ def find_lanes(
 def _explain(
     timeline: Timeline, gaps: Intervals, operations: GpuOperations, host: HostSide
 ) -> Lane:
-    """Return a lane with the causes of its gaps, and its feeding thread's time in the data loader.
+    """Return a lane with the causes of its gaps, and its feeding thread's waits for data.
 
     Of several threads, the one with most counts. The calls show it only where no waits were
     recorded, and of threads that launch kernels, outside their forward passes: one that only copies
@@ -296,7 +298,9 @@ def _explain(
     if (recorded := operations.coverage.calls) is not None:
         starts, ends = np.array(recorded, np.int64).reshape(-1, 2).T
         with_calls = union(starts, ends).clip(*timeline.window)
-    return Lane(timeline, causes, data, data=all_data, with_calls=with_calls)
+    in_loader = [time for pair, time in evidence.loader.items() if pair[0] == process]
+    loader = max(in_loader, key=lambda time: time.total, default=EMPTY)
+    return Lane(timeline, causes, data, loader, data=all_data, with_calls=with_calls)
 
 
 def _with_edges(gaps: Intervals, operations: GpuOperations, steps: StepWindows | None) -> Intervals:

@@ -30,7 +30,7 @@ from gputrace.analyzers.timeline_model.cells import (
     find_curves,
     gpu_layers,
 )
-from gputrace.model.events import Kind, distinct_ids
+from gputrace.model.events import distinct_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times, number_windows
 from gputrace.model.options import Options, Window
 from gputrace.model.results import Analysis
@@ -58,8 +58,8 @@ class SceneLane:
     """Samples of the GPU's card."""
     lost: Layers = NOTHING
     """Time in which the GPU does not compute, by cause of the ledger."""
-    host_data: Intervals | None = None
-    """When the program waited for its loader, as it recorded; None where that is unknown."""
+    loader: Intervals = EMPTY
+    """When hooks saw the program in its data loader."""
 
     @classmethod
     def of_gpu(cls, gpu: Gpu, window: Window, layers: Layers, **more: Any) -> SceneLane:
@@ -167,7 +167,7 @@ def full_scene(facts: Facts, analysis: Analysis) -> Scene:
         lost = lost_time(GpuShardView(facts.per_gpu.whole, lane.gpu))
         by_cause = Layers(tuple(lost), tuple(lost.values()))
         more: dict[str, Any] = {"operations": operations, "curves": of_card, "lost": by_cause}
-        more["host_data"] = lane.host_data if Kind.DATA_WAIT in trace.kinds else None
+        more["loader"] = lane.loader
         lanes.append(SceneLane.of_gpu(lane.gpu, lane.window, gpu_layers(lane), **more))
     gaps = tabulate(facts.lanes, facts.all_steps)
     return _scene(trace, lanes, facts.all_steps, gaps, facts.operations, analysis)

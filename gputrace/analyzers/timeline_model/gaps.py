@@ -17,7 +17,6 @@ from gputrace.analyzers.breakdown import (
     in_loader,
     line_of,
     range_of,
-    waited_for_data,
 )
 from gputrace.analyzers.cuda_api_calls import NOBODY, CudaApiCalls, read_calls, read_host
 from gputrace.analyzers.findings.facts import MEDIUM
@@ -177,7 +176,7 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
     assert operations is not None
     after = _neighbours(operations, start, end)[1]
     issued = None if after is None else find_issuer(trace, scene, operations, after, start)
-    evidence, waited = "", waited_for_data(scene.lanes[number].host_data, start, end)
+    evidence, waited = "", scene.lanes[number].loader.clip(start, end).total
     if issued is not None:
         thread = int(issued.calls.thread[issued.call])
         os_calls, ranges = (

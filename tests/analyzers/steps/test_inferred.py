@@ -265,6 +265,7 @@ class TestWaitingForData:
         assert ids(report)[0] == "data-feeding"
         # The first step has no gap before it.
         assert share(report, "data_feeding") == pytest.approx(1.9 / (STEP / MS + 1.9), abs=0.01)
+        assert all("loader" not in gap.evidence for gap in report.gaps.largest), "none was seen"
 
     def test_a_prefetching_thread_that_is_too_slow_starves_the_gpu(self, tmp_path: Path) -> None:
         report = analyze(prefetched(load=4 * MS), tmp_path)
