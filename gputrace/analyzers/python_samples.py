@@ -58,9 +58,14 @@ class SampledLine(Struct, frozen=True):
         return max(self.count, self.of_function) / self.samples
 
     @property
-    def told(self) -> str:
-        """The line, and how many samples met it, as a clause."""
-        return f"the host is at {self.line} in {self.count} of {self.samples} samples"
+    def host_is_at(self) -> str:
+        """The line, and the samples that show it, as a clause."""
+        return host_is_at(self.line, self)
+
+
+def host_is_at(line: str, samples: SampledLine | str) -> str:
+    """Return a clause that names a line, and the samples that show it."""
+    return f"the host is at {line} in {samples}"
 
 
 class PythonLines(Struct, frozen=True, dict=True):

@@ -139,7 +139,7 @@ class TestValidation:
             run.synchronize()
             run.wait_at("train.py:12 main")
         told = finding_of(analyze(run, tmp_path), "validation-downtime")
-        assert "the host is at train.py:30 evaluate in 8 of 10 samples" in told.details
+        assert "the host is at train.py:30 evaluate in 80% of 10 samples" in told.details
 
     def test_of_a_single_one_it_is_not_known_how_often_it_comes(self, tmp_path: Path) -> None:
         plan = replace(self.plan, validation_after=(7,), validation_batches=100)

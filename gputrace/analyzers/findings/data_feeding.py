@@ -124,7 +124,7 @@ def _sampled(facts: Facts, loader: Loader | None) -> Iterator[str]:
     steps = reduce(merge_touching, map(facts.time_of_rank, facts.ranks), EMPTY)
     place = facts.line_in(waits.intersection(steps), facts.processes.values())
     if place is not None:
-        yield place.told
+        yield place.host_is_at
 
 
 _FEED_FASTER: Final = {

@@ -25,7 +25,7 @@ from gputrace.analyzers.ledger.causes import Cause, path_of
 from gputrace.analyzers.load_balance import KernelRatio, kernel_ratios
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import find_roles
-from gputrace.analyzers.python_samples import PythonLines, SampledLine
+from gputrace.analyzers.python_samples import PythonLines, SampledLine, host_is_at
 from gputrace.analyzers.step_phases import measure_phases, read_phases
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.inferred import BACKWARD
@@ -533,7 +533,7 @@ class Facts(Struct, frozen=True, dict=True):
     def host_is_at(self, *causes: str) -> str:
         """Return the line of some causes, with the samples that show it; empty without one."""
         row = self.at_line(*causes)
-        return f"the host is at {row.line} in {row.evidence}" if row is not None else ""
+        return host_is_at(row.line or "", row.evidence) if row is not None else ""
 
     def _few_steps(self, causes: Sequence[str], rows: Sequence[Breakdown]) -> str:
         """Return in which steps most of the time of some causes is, if few of them have it."""

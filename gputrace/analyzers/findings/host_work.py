@@ -277,7 +277,7 @@ def _own_work(facts: Facts) -> Iterator[Finding]:
     details, at = [], ""
     advice = _LESS_HOST_WORK.replace("on the GPU, or", "or")
     if place is not None:
-        details, at = [place.told], f" at {place.line}"
+        details, at = [place.host_is_at], f" at {place.line}"
         for what, cure in _known_work(facts, [place.frame]):
             details, advice = [what, *details], cure
     cost = round(share * facts.mean_ns)
@@ -305,7 +305,7 @@ def _line_of_a_part(facts: Facts) -> str:
         return ""
     work = reduce(merge_touching, facts.each(_work_within), EMPTY)
     place = facts.line_in(work, facts.processes.values())
-    return place.told if place is not None else ""
+    return place.host_is_at if place is not None else ""
 
 
 def _work_within(gpu: GpuShardView, time: Intervals) -> Intervals:
@@ -645,6 +645,6 @@ def update_waits(facts: Facts) -> Iterator[Finding]:
             of_rank and f"on another rank they take {format_ns(longest.host_ns - alone)}",
             f"the update itself takes {update}",
             ", ".join(others) and f"{', '.join(others)} besides",
-            place.told if place else "",
+            place.host_is_at if place else "",
         ],
     )

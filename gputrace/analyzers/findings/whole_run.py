@@ -19,7 +19,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.ledger import lost_time
 from gputrace.analyzers.ledger.causes import Host
-from gputrace.analyzers.python_samples import SampledLine
+from gputrace.analyzers.python_samples import SampledLine, host_is_at
 from gputrace.analyzers.run_phases import WARMUP_CAUSES, find_start_up
 from gputrace.analyzers.step_phases import read_phases
 from gputrace.model.attempts import attempts_of
@@ -438,7 +438,11 @@ def validation_downtime(facts: Facts) -> Iterator[Finding]:
         f"validation takes {_of_run(times, run)}",
         advice,
         _evidence(times, run, lost),
-        [_when(facts, times), _meanwhile(facts, times), times.line.told if times.line else ""],
+        [
+            _when(facts, times),
+            _meanwhile(facts, times),
+            times.line.host_is_at if times.line else "",
+        ],
     )
 
 
@@ -615,7 +619,7 @@ def no_gpu_activity(facts: Facts) -> Iterator[Finding]:
     to_record = f"{remedy}; `gputrace doctor` says what a machine lacks to record its GPUs"
     is_known = facts.step_phases or facts.mean("host_data")
     lines = () if facts.steps and is_known else facts.host_lines[:1]
-    at = [f"the host is at {each.line} in {each.share:.0%} of the samples" for each in lines]
+    at = [host_is_at(each.line, f"{each.share:.0%} of the samples") for each in lines]
     message, first = unknown, ""
     if lines and lines[0].share >= _OF_SAMPLES:
         message, first, at = at[0], f"look at {lines[0].line}; ", [unknown]
