@@ -550,7 +550,10 @@ def find_launches(
     if are_of_hip(trace, trace.events([Kind.API], ["name"]).name):
         why_not = "ran on an AMD GPU, which Nsight Compute cannot profile; rocprof-compute can"
     elif use.family == "communication":
-        why_not = "waits for other GPUs and cannot be profiled alone: ncu would hang"
+        why_not = (
+            "waits for other GPUs and cannot be profiled alone: ncu would hang; gputrace analyze "
+            "says which rank it waits for"
+        )
     assert analysis.kernels is not None
     launch, computing = analysis.kernels.longest, analysis.kernels.longest_compute
     has_longest, named = launch.name == use.name, [use.name for use in analysis.kernels.top]

@@ -139,6 +139,10 @@ def _launches_text(launches: Launches) -> str:
             "The trace does not begin with the run: earlier launches are not counted, and an "
             "earlier one is profiled."
         )
+    if (at := launches.longest_compute) is not None:
+        name, number = short_name(at.name), launches.compute_place
+        seen = "" if number is None else f" It is number {number} by time; to see it:"
+        lines.append(f"The longest launch that computes: {name}, {_when(at)}.{seen}")
     table = declared(title, use.by_gpu)
     report = Document(head=(), tables=(table,), notes=tuple(map(Line, lines)))
     return text.render(report, options.width(), options.use_color())
