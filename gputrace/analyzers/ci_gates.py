@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
-from gputrace.analyzers.compare import changed_parts, compare, without_waits
+from gputrace.analyzers.compare import changed_parts, compare, without_waits, work_ratio
 from gputrace.analyzers.compare.runs import SLOW_RATIO, Mean, Run, difference, lost_ns
 from gputrace.analyzers.findings import ALL_RULES, CAUSES, HOST_RULES
 from gputrace.analyzers.findings.facts import SEVERITIES
@@ -118,19 +118,22 @@ def gate(run: Run, limit: Limit, baseline: Run | None = None) -> Gate:
 
 def _gate_growth(name: str, run: Run, baseline: Run, limit: Limit, parts: Sequence[str]) -> Gate:
     """Fail where a time of a step exceeds the baseline's by more than the limit and the noise of
-    the steps; a share is of the baseline's step.
+    the steps; a share is of the baseline's step. The baseline's times are of as many samples.
     """
-    unit, bound, runs = limit.unit, limit.value, (baseline, run)
+    unit, bound, runs, work = limit.unit, limit.value, (baseline, run), 1.0
     why, bounds = _why_unknown(baseline, limit.figure, parts), None
     if len({(len(each.keys), bool(each.analysis.gpus)) for each in runs}) > 1:
         why = "it ran on other GPUs"
     elif not why:
         (before, _), (after, what) = (_time_of(each, limit.figure, parts) for each in runs)
+        work = work_ratio(*runs)[0]
+        error = None if before.error is None else work * before.error
+        before = replace(before, value=work * before.value, error=error)
         bounds = difference(before, after)
     if bounds is None or baseline.loop is None:
         why = f"in the baseline, {why}" if why else "too few steps to tell growth from noise"
         return Gate(name, False, False, None, bound, unit, f"unknown: {why}")
-    whole = baseline.loop.length.value if unit == "share" else 1.0
+    whole = work * baseline.loop.length.value if unit == "share" else 1.0
     differences = after.value - before.value, bounds.low, bounds.high
     # Nothing gets shorter by more than all of it.
     value, low, high = (max(ns, -before.value) / whole + 0.0 for ns in differences)
@@ -140,6 +143,9 @@ def _gate_growth(name: str, run: Run, baseline: Run, limit: Limit, parts: Sequen
     if low <= bound < value:
         decides = _what_decides(value - low, value - bound, runs)
         message += f"; the noise of the steps could explain it: {decides}"
+    if work != 1:
+        times = f"{format_number(work)}x"
+        message += f"; a step does {times} the work, and the baseline's times count {times}"
     return Gate(name, low <= bound, True, value, bound, unit, message)
 
 

@@ -17,7 +17,6 @@ from gputrace.model.time_class import BUSY_CLASSES, IDLE_CAUSES, TIME_CLASSES
 
 if TYPE_CHECKING:
     from gputrace.analyzers.ci_gates import Check, CheckOptions, Limit
-    from gputrace.analyzers.compare.runs import Run
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -111,20 +110,17 @@ def command(
     from gputrace.api import open_runs
     from gputrace.report import to_json
 
-    def read(path: Path) -> Run:
-        (run,) = open_runs(
-            [path],
-            [path.name],
-            steps=steps,
-            batch=options.read_batch(batch),
-            global_batch=options.read_batch(global_batch),
-            progress=reading,
-        )
-        return run
-
     asked = _read_gates(baseline, gates)
-    run = read(trace)
-    result = check(run, asked, read(baseline) if baseline is not None else None)
+    paths = [trace] if baseline is None else [trace, baseline]
+    runs = open_runs(
+        paths,
+        [path.name for path in paths],
+        steps=steps,
+        batch=options.read_batch(batch),
+        global_batch=options.read_batch(global_batch),
+        progress=reading,
+    )
+    result = check(runs[0], asked, *runs[1:])
     render = {"text": _text, "json": to_json, "junit": _junit, "markdown": _markdown}[form]
     click.echo(render(result), nl=False, color=True)
     return ExitCode.DONE if result.passed else ExitCode.GATE_NOT_MET

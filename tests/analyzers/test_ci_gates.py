@@ -12,13 +12,13 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from gputrace.analyzers.ci_gates import Gate, gate_slowdown
-from gputrace.analyzers.compare import changed_parts, compare
+from gputrace.analyzers.compare import changed_parts, compare, with_batch, work_ratio
 from gputrace.analyzers.compare.runs import Run
 from gputrace.api import open_runs
 from gputrace.data import unpacked
 from gputrace.model.comparison import ClassChange
 from gputrace.model.host import HostLine
-from gputrace.model.results import Finding
+from gputrace.model.results import Finding, Throughput
 from tests.analyzers.test_host_only_traces import Made
 
 MS = 1_000_000
@@ -50,6 +50,19 @@ def run_of(
     )
     findings = (starved,) if queued else ()
     return replace(run, analysis=replaced(run.analysis, findings=findings, host_lines=rows))
+
+
+def test_a_run_has_the_samples_that_its_program_gave_unless_the_user_says_others(
+    tmp_path: Path,
+) -> None:
+    run = run_of(tmp_path / "a.sqlite", 20)
+    row = Throughput(0, 24.0, None, None, 1200.0, None, None)
+    both = replaced(run.analysis, throughput=(row, replaced(row, rank=1)))
+    said = replace(run, analysis=both)
+    assert with_batch(said, None, None).samples == 48
+    assert with_batch(said, None, 64).samples == 64
+    assert with_batch(run, None, None).samples is None
+    assert work_ratio(with_batch(run, None, 48.1), with_batch(said, None, None))[0] == 1
 
 
 @pytest.mark.parametrize(

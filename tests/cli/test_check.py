@@ -234,6 +234,19 @@ def test_a_relative_limit_tells_what_is_more_with_its_bounds(waiting: Path, quic
     assert (gate["unit"], gate["limit"]) == ("share", 0.2)
 
 
+def test_a_relative_limit_is_of_as_many_samples(waiting: Path, quick: Path) -> None:
+    """Of twice the batch, a step may take twice as long."""
+    limit = "--max-compute=+20%", "--max-slowdown=90%", "--baseline"
+    same, twice = (
+        gates(waiting, *limit, quick, "--batch", batch, code=code)[0]
+        for batch, code in (("32,32", MET), ("64,32", MET))
+    )
+    assert "the work" not in same["message"]
+    assert same["value"] == pytest.approx(0, abs=0.1)
+    assert twice["message"].endswith("a step does 2x the work, and the baseline's times count 2x")
+    assert twice["value"] < -0.2
+
+
 def test_what_the_noise_of_the_steps_explains_is_no_growth(tmp_path: Path) -> None:
     a, b = (noisy(tmp_path / f"{wait}.sqlite", wait) for wait in (1, 3))
     options = "--max-data-wait=+5%", "--baseline", a, "--max-slowdown=90%"

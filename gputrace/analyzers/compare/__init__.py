@@ -265,6 +265,11 @@ def kernel_ns(run: Run) -> float:
     return sum(use.total.value for use in run.kernels if not use.communication)
 
 
+_SAME_BATCH_DIFFERENCE: Final = 0.005
+"""Difference of the samples in a mean step, such as a last batch that is smaller makes, up to which
+two runs have the same batch."""
+
+
 def work_ratio(a: Run, b: Run) -> tuple[float, str, str]:
     """Return the samples in a step of B for each in one of A, the source, and a warning or "".
 
@@ -272,7 +277,8 @@ def work_ratio(a: Run, b: Run) -> tuple[float, str, str]:
     be of another type, or pictures of another size.
     """
     if a.samples and b.samples:
-        return b.samples / a.samples, "batch", ""
+        ratio = b.samples / a.samples
+        return ratio if abs(ratio - 1) > _SAME_BATCH_DIFFERENCE else 1.0, "batch", ""
     equal = len(b.keys) / len(a.keys) if bool(a.analysis.gpus) == bool(b.analysis.gpus) else 1.0
     if not a.input_bytes or not b.input_bytes:
         return equal, "assumed", ""
@@ -394,9 +400,12 @@ __all__ = ["Comparison", "Run", "compare", "read_run", "with_batch"]
 
 
 def with_batch(run: Run, per_gpu: float | None, of_all: float | None) -> Run:
-    """Return the run with the samples per step given by the user, per GPU or in total."""
+    """Return the run with the samples per step given by the user, per GPU or in total; else with
+    those that its program gave on all ranks.
+    """
     samples = of_all if per_gpu is None else per_gpu * len(run.keys)
-    return replace(run, samples=samples)
+    given = [row.samples_per_step or 0.0 for row in run.analysis.throughput]
+    return replace(run, samples=samples or (sum(given) if all(given) else None) or None)
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
