@@ -51,7 +51,7 @@ class HostEvidence(Struct, frozen=True, dict=True):
     data: Mapping[tuple[int, int], Intervals]
     """Recorded waits for data: hooks in loaders, NVTX ranges named so."""
     loader: Mapping[tuple[int, int], Intervals]
-    """Of these, the waits that hooks in loaders saw."""
+    """Waits for data that hooks in loaders saw."""
     recorder: Mapping[tuple[int, int], Intervals]
     """Work of the recorder."""
     mpi: Mapping[tuple[int, int], Intervals]
