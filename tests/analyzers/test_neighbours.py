@@ -161,6 +161,19 @@ def test_under_mps_all_kernels_are_slower_and_other_cards_tell_by_how_much(
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in found.advice
 
 
+@pytest.mark.parametrize("use", ["0.49", "NULL"])
+def test_in_turns_what_is_slower_in_all_kernels_is_the_work_of_the_rank(
+    tmp_path: Path, use: str
+) -> None:
+    """A process that starts or ends beside a rank with longer inputs does not make them longer."""
+    recording = simulate(replace(DDP, slow_rank=2, slow_factor=1.9))
+    gpu = recording.processes[2].devices[0][1]
+    uses = f"UPDATE {USES} SET use = {use} WHERE isRecorded = 0 AND gpu = {gpu}"
+    report = report_of(recording, tmp_path / "t.sqlite", uses)
+    assert (report.findings[0].id, report.findings[0].gpus) == ("straggler", (gpu,))
+    assert shared(report) is None
+
+
 def test_on_an_only_card_under_mps_the_cost_is_not_known(tmp_path: Path) -> None:
     mps, path = f"ALTER TABLE {USES} ADD COLUMN sharing", tmp_path / "t.sqlite"
     use = f"UPDATE {USES} SET sharing = 'MPS', use = 0.7 WHERE isRecorded = 0"

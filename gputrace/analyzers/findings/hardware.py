@@ -55,7 +55,9 @@ def find_neighbours(facts: Facts) -> tuple[CardNeighbours, ...]:
     """Return the neighbours on the cards of the run, with what they cost.
 
     One that computes all the time at the same time as the run, by MPS, slows all kernels alike: it
-    costs by how much they are slower than on the other cards, if no lower clock says why.
+    costs by how much they are slower than on the other cards, if no lower clock says why. In turns,
+    most kernels fit between two turns of others and take their usual time: what is slower in all of
+    them has another reason, as more work.
     """
     listed = facts.trace.nvml.processes
     found = find_card_neighbours(facts.per_gpu, facts.measured) if listed else ()
@@ -71,7 +73,7 @@ def find_neighbours(facts: Facts) -> tuple[CardNeighbours, ...]:
         time = facts.time_of(next(x for x in facts.per_gpu.lanes if x.gpu == each.gpu))
         always = each.times.intersection(time).total >= _ALL_THE_TIME * time.total
         entry, ratio = ratios.get(each.gpu), 1.0
-        if always and entry and not lower_clock(facts, each.gpu.gpu, each.gpu.rank):
+        if always and each.is_mps and entry and not lower_clock(facts, each.gpu.gpu, each.gpu.rank):
             ratio = max(1.0, entry.ratio / usual[each.gpu])
         slower = 0 if entry is None else round(entry.compared_ns * (1 - 1 / ratio))
         slower = min(slower, round(USE_MARGIN * (each.use or 1.0) * facts.mean_ns))
