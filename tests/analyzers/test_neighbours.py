@@ -170,7 +170,10 @@ def test_in_turns_what_is_slower_in_all_kernels_is_the_work_of_the_rank(
     gpu = recording.processes[2].devices[0][1]
     uses = f"UPDATE {USES} SET use = {use} WHERE isRecorded = 0 AND gpu = {gpu}"
     report = report_of(recording, tmp_path / "t.sqlite", uses)
-    assert (report.findings[0].id, report.findings[0].gpus) == ("straggler", (gpu,))
+    found = report.findings[0]
+    assert (found.id, found.gpus) == ("straggler", (gpu,))
+    assert "another process" not in words_of(found)
+    assert "exclusive mode" not in found.advice
     assert shared(report) is None
 
 

@@ -284,6 +284,8 @@ def _straggler(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
     if why is not None:
         reasons.append(why or f"its clock is as high as {theirs}")
     met = neighbours_of(facts, late.lane.gpu) if slower else None
+    if met is not None and met.cost_ns < _NAMED_PART * late.cost_ns:
+        met = None
     reasons += [str(met)] if met is not None else []
     reasons += [] if reasons else ["it " + _more(late, _WORK)]
     advice = _SHARE_WORK
