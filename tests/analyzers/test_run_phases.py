@@ -141,6 +141,27 @@ class TestValidation:
         told = finding_of(analyze(run, tmp_path), "validation-downtime")
         assert "the host is at train.py:30 evaluate in 80% of 10 samples" in told.details
 
+    def test_the_line_is_where_it_was_launched_not_where_the_host_waits_then(
+        self, tmp_path: Path
+    ) -> None:
+        """The GPU evaluates for most of the time after the host has reached a barrier."""
+        run = Run()
+        for step in range(20):
+            if step in (6, 12):
+                for _batch in range(4):
+                    run.kernels(20, "gemm_forward", 200 * US)
+                    run.wait_at("train.py:30 evaluate")
+                run.kernels(1, "gemm_forward")
+                run.wait_at(*["train.py:40 main"] * 10)
+                run.synchronize()
+            run.input_copy()
+            run.model()
+            run.optimizer()
+            run.synchronize()
+            run.wait_at("train.py:12 main")
+        told = finding_of(analyze(run, tmp_path), "validation-downtime")
+        assert [line for line in told.details if "the host is at train.py:30 evaluate" in line]
+
     def test_of_a_single_one_it_is_not_known_how_often_it_comes(self, tmp_path: Path) -> None:
         plan = replace(self.plan, validation_after=(7,), validation_batches=100)
         told = finding_of(run(tmp_path, plan)[1], "validation-downtime")

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gputrace.analyzers.audit import find_missing
+from gputrace.analyzers.cuda_api_calls import NOBODY
 from gputrace.analyzers.findings.copies import weights_until
 from gputrace.analyzers.findings.facts import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.host_threads import wait_between_passes
@@ -25,7 +26,14 @@ from gputrace.analyzers.step_phases import read_phases
 from gputrace.model.attempts import attempts_of
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.host import CHECKPOINT
-from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
+from gputrace.model.intervals import (
+    EMPTY,
+    Intervals,
+    Times,
+    merge_touching,
+    number_windows,
+    union,
+)
 from gputrace.model.results import Finding, Missing, Phase
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
@@ -407,7 +415,7 @@ class _Times(Struct, frozen=True, dict=True):
     waits: dict[int, int]
     """Nanoseconds without any work, by rank that waits meanwhile."""
     line: SampledLine | None
-    """Line at which most samples met the host."""
+    """Line at which most samples met the host while it launched them."""
 
 
 def validation_downtime(facts: Facts) -> Iterator[Finding]:
@@ -506,7 +514,8 @@ def _times(facts: Facts, name: str) -> _Times | None:
     if not by_step:
         return None
     longest = [
-        max(same_step, key=lambda p: p.end_ns - p.start_ns) for same_step in by_step.values()
+        max(same_step, key=lambda p: p.end_ns - p.start_ns)
+        for _, same_step in sorted(by_step.items())
     ]
     working = sorted({phase.rank for same_step in by_step.values() for phase in same_step})
     # The ranks without such a phase that wait while others are in it, with their waits.
@@ -521,14 +530,33 @@ def _times(facts: Facts, name: str) -> _Times | None:
     waits = {
         rank: ns for rank, ns in zip(lanes, waited, strict=True) if ns >= _WAITING_PART * length
     }
+    lanes_at_work = [lane for lane in facts.per_gpu.lanes if lane.gpu.rank in working]
+    launching = facts.per_gpu.each(_launching, lanes_at_work, same=(starts, ends))
+    begin, last = np.concatenate(launching, axis=1) if launching else (starts, ends)
     return _Times(
         steps=tuple(sorted(by_step)),
         total_ns=sum(phase.end_ns - phase.start_ns for phase in longest),
         idle_ns=sum(phase.idle_ns or 0 for phase in longest),
         working=tuple(working),
         waits=waits,
-        line=facts.line_in(union(starts, ends), {facts.processes[rank] for rank in working}),
+        line=facts.line_in(union(begin, last), {facts.processes[rank] for rank in working}),
     )
+
+
+def _launching(gpu: GpuShardView, starts: Times, ends: Times) -> Times:
+    """Return when the host began and ended to launch what a GPU runs in some phases, of shape
+    (2, phases): once all is launched, it may wait for others, or be at the next step.
+
+    Phases of which nothing is known are returned as they are.
+    """
+    first, last = starts.copy(), np.zeros_like(ends)
+    if gpu.calls is not None:
+        phase = number_windows(gpu.operations.start, starts, ends)
+        issued_by = gpu.calls.issued_by(gpu.operations.events)
+        known = (phase >= 0) & (issued_by != NOBODY)
+        np.minimum.at(first, phase[known], gpu.calls.start[issued_by[known]])
+        np.maximum.at(last, phase[known], gpu.calls.end[issued_by[known]])
+    return np.stack([first, np.where(last > first, np.minimum(last, ends), ends)])
 
 
 def _waited(gpu: GpuShardView, starts: Times, ends: Times) -> int:
