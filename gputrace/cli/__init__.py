@@ -16,6 +16,7 @@ import click
 from gputrace.cli import console
 from gputrace.cli.console import log
 from gputrace.errors import ExitCode, GputraceError
+from gputrace.sanitize import clean
 from gputrace.version import __version__
 
 GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
@@ -305,8 +306,6 @@ def run(arguments: list[str] | None = None) -> int:
 
 def _log_origin(error: BaseException) -> None:
     import traceback
-
-    from gputrace.sanitize import clean
 
     for line in "".join(traceback.format_exception(error)).splitlines():
         click.echo(clean(line), err=True)

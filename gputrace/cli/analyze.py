@@ -15,6 +15,7 @@ import click
 from gputrace.cli import console, options
 from gputrace.cli.console import progress_bar, reading
 from gputrace.errors import ExitCode, MissingError, UsageError
+from gputrace.sanitize import message
 
 _SUFFIXES: Final = {
     "perfetto": ".perfetto.json.gz",
@@ -76,7 +77,6 @@ def analyze(
     """
     import gputrace
     from gputrace.native import keep_freed_memory
-    from gputrace.report import render_as
     from gputrace.store import is_database
 
     if not any(map(is_database, traces)):
@@ -84,9 +84,7 @@ def analyze(
         from gputrace.readers.memory_snapshot import is_memory_snapshot
 
         if all(map(is_memory_snapshot, traces)):
-            module, width = "gputrace.report.memory", options.width()
-            shown = render_as(_memory(traces), form, module, width, options.use_color())
-            click.echo(shown, nl=False, color=True)
+            options.show_as(_memory(traces), form, "gputrace.report.memory")
             return ExitCode.DONE
         if all(map(is_hang_report, traces)):
             click.echo(_hang(traces, form), nl=False)
@@ -94,11 +92,7 @@ def analyze(
         if all(path.is_dir() and any(path.glob("*.sketch")) for path in traces):
             if step is not None:
                 raise UsageError("--step is of a trace: sketches hold no causes of single steps")
-            shown = render_as(
-                *(_sketches(traces), form, "gputrace.report.sketches"),
-                *(options.width(), options.use_color()),
-            )
-            click.echo(shown, nl=False, color=True)
+            options.show_as(_sketches(traces), form, "gputrace.report.sketches")
             return ExitCode.DONE
     keep_freed_memory()
     with (
@@ -119,8 +113,7 @@ def analyze(
     if step is None:
         options.show(report, form)
     else:
-        shown = render_as(part, form, "gputrace.report.step", options.width(), options.use_color())
-        click.echo(shown, nl=False, color=True)
+        options.show_as(part, form, "gputrace.report.step")
     return code
 
 
@@ -156,7 +149,6 @@ def _hang(reports: tuple[Path, ...], form: str) -> str:
     """Return what a hang comes from, and where each rank is."""
     from gputrace.analyzers.hang_causes import find_cause
     from gputrace.readers.flight_recorder import read_ranks
-    from gputrace.sanitize import message
 
     hang = find_cause(read_ranks(reports))
     if form == "json":
@@ -226,11 +218,8 @@ def _compared(
     },
 )
 @options.traces
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="The page to write; by default TRACE.html, or TRACE-2.html and so on if that exists.",
+@options.output(
+    "The page to write; by default TRACE.html, or TRACE-2.html and so on if that exists."
 )
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option(
@@ -319,7 +308,7 @@ def report(
     "cpuprofile: the sampled lines of Python, for speedscope.app and VS Code; trace: a smaller "
     "trace of the same kind.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File or folder to write.")
+@options.output("File or folder to write.")
 @options.force
 @options.window
 @click.option(

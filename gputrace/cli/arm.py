@@ -17,7 +17,7 @@ from gputrace.cli import options
 from gputrace.cli.console import log, note
 from gputrace.cli.record import OUTPUT, log_merged
 from gputrace.errors import ExitCode, GputraceError, InputError, UsageError
-from gputrace.units import parse_duration
+from gputrace.sanitize import clean
 
 if TYPE_CHECKING:
     from gputrace.collectors.armed import ArmedProcess
@@ -91,12 +91,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     metavar="TIME",
     help="Record for a time, e.g. 5s, instead: of programs whose steps are not known.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Trace to write; by default trace.sqlite, or trace-2.sqlite and so on.",
-)
+@options.output("Trace to write; by default trace.sqlite, or trace-2.sqlite and so on.")
 @options.force
 @_target
 def on(
@@ -119,10 +114,7 @@ def on(
 
     if duration is not None and (steps or at is not None):
         raise UsageError("--duration counts no steps: leave out --steps and --at, or --duration")
-    try:
-        length = 0 if duration is None else parse_duration(duration)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    length = 0 if duration is None else options.read_duration(duration)
     if duration is not None and not 0 < length <= KEPT_NS:
         raise UsageError(f"--duration {duration}: from 1ms to {KEPT_NS // 10**9} s")
     members = select(target, find())
@@ -195,8 +187,6 @@ def _show(processes: Sequence[ArmedProcess], as_json: bool) -> None:
 
         click.echo(json.dumps([process.to_json() for process in processes], indent=2))
         return
-    from gputrace.sanitize import clean
-
     names = ("job", "pid", "rank", "step", "state", "gpu", "command")
     if not processes:
         return

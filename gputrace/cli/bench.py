@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gputrace.studies.runner import Request, Work
 
 
-_STUDY: Final = click.Path(path_type=Path, readable=False)
 _ASKED: Final = ("partition", "time", "account")
 _PASSED_ON: Final = ("install", "uv", "retry", "skip_missing")
 _SLURM_ONLY: Final = ("submit", "array", *_ASKED)
@@ -53,11 +52,7 @@ _OPTIONS: Final[tuple[tuple[tuple[str, ...], Mapping[str, Any], str], ...]] = (
     (("--uv",), _FLAG, "Like --install, with uv."),
     (
         ("--backend",),
-        {
-            "type": click.Choice(["auto", "cupti", "nsys", "nvprof", "host"]),
-            "default": "auto",
-            "show_default": True,
-        },
+        {"type": click.Choice(options.BACKENDS), "default": "auto", "show_default": True},
         "Backend, as in `gputrace record`.",
     ),
     (
@@ -107,7 +102,7 @@ _OPTIONS: Final[tuple[tuple[tuple[str, ...], Mapping[str, Any], str], ...]] = (
         "Slurm": "slurm submit array partition time account nodes gpus_per_node mpi",
     },
     params=[
-        click.Argument(["study"], metavar="STUDY.toml", type=_STUDY),
+        click.Argument(["study"], metavar="STUDY.toml", type=options.UNCHECKED),
         *(click.Option(names, help=text, **attributes) for names, attributes, text in _OPTIONS),
     ],
 )

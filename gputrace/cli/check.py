@@ -14,6 +14,8 @@ from gputrace.cli import options
 from gputrace.cli.console import reading
 from gputrace.errors import ExitCode, UsageError
 from gputrace.model.time_class import BUSY_CLASSES, IDLE_CAUSES, TIME_CLASSES
+from gputrace.sanitize import sentence
+from gputrace.units import parse_duration
 
 if TYPE_CHECKING:
     from gputrace.analyzers.ci_gates import Check, CheckOptions, Limit
@@ -150,7 +152,6 @@ def _read_gates(baseline: Path | None, gates: dict[str, Any]) -> CheckOptions:
 
 def _limit(name: str, text: str) -> Limit:
     from gputrace.analyzers.ci_gates import Limit
-    from gputrace.units import parse_duration
 
     bound, _, figure = name.partition("_")
     option = f"--{name.replace('_', '-')}"
@@ -206,7 +207,6 @@ def _text(check: Check) -> str:
     from rich.text import Text
 
     from gputrace.report.text import open_console, said, without_blanks
-    from gputrace.sanitize import sentence
 
     console = open_console(options.width(), options.use_color())
     console.print(said(_verdict(check), "green" if check.passed else "bold red"))

@@ -10,6 +10,7 @@ import click
 
 from gputrace.cli import console, options
 from gputrace.errors import ExitCode, GputraceError
+from gputrace.sanitize import sentence
 
 if TYPE_CHECKING:
     import subprocess
@@ -85,7 +86,6 @@ def _write_demo(target: Path, force: bool) -> int:
     from gputrace.data import unpacked
     from gputrace.report import check_target, unfinished_file
     from gputrace.report.wording import verdict
-    from gputrace.sanitize import sentence
 
     path = check_target(target, (), force)
     with unpacked("demo.sqlite.xz") as recording, unfinished_file(path) as unfinished:

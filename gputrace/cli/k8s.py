@@ -58,12 +58,7 @@ _NODE: Final = "node"
     show_default=True,
     help="What pip installs.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Manifest to write; by default it is printed.",
-)
+@options.output("Manifest to write; by default it is printed.")
 @options.force
 def command(
     action: str,

@@ -10,6 +10,7 @@ import click
 from gputrace.cli import console, options
 from gputrace.cli.console import reading
 from gputrace.errors import ExitCode, MissingError, UsageError
+from gputrace.sanitize import clean
 from gputrace.units import format_ns, format_number
 
 if TYPE_CHECKING:
@@ -100,7 +101,6 @@ def _launches_text(launches: Launches) -> str:
     from gputrace.report import text
     from gputrace.report.document import Document, Line, declared
     from gputrace.report.wording import capital
-    from gputrace.sanitize import clean
 
     use = launches.kernel
     title = (

@@ -16,6 +16,7 @@ import click
 
 from gputrace.cli.console import log
 from gputrace.errors import ExitCode, UsageError
+from gputrace.units import parse_duration
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -154,6 +155,11 @@ keep_going = click.option(
 )
 
 
+def output(text: str) -> Callable[[_F], _F]:
+    """Return the option ``--output`` with its help."""
+    return click.option("-o", "--output", type=click.Path(path_type=Path), help=text)
+
+
 def batch(function: _F) -> _F:
     """Add ``--batch`` and ``--global-batch``; arrive as ``batch``, ``global_batch``, as typed."""
     function = click.option(
@@ -176,6 +182,14 @@ def read_batch(text: str | None) -> list[float] | None:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise UsageError(f"{text!r} is not a batch size; write 64, or 64,32 for two runs") from None
+
+
+def read_duration(text: str, what: str = "") -> int:
+    """Parse a time to nanoseconds; raise UsageError, led by ``what``, for anything else."""
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{what}{error}") from None
 
 
 def width() -> int:
@@ -201,6 +215,13 @@ def show(report: Report, form: str) -> None:
 
     wide = width() if form == "text" else 80
     click.echo(render(report, form, wide, use_color()), nl=False, color=True)
+
+
+def show_as(result: object, form: str, module: str) -> None:
+    """Print a result by the document that a module makes of it."""
+    from gputrace.report import render_as
+
+    click.echo(render_as(result, form, module, width(), use_color()), nl=False, color=True)
 
 
 def default_target(trace: Path, suffix: str, force: bool) -> Path:

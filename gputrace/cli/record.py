@@ -40,12 +40,9 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     },
     context_settings={"allow_interspersed_args": False},
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Trace to write; %h is the host, %p the process id, %q{VAR} an environment variable. By "
-    "default trace.sqlite, or trace-2.sqlite and so on if that exists.",
+@options.output(
+    "Trace to write; %h is the host, %p the process id, %q{VAR} an environment variable. By "
+    "default trace.sqlite, or trace-2.sqlite and so on if that exists."
 )
 @options.force
 @click.option(
@@ -326,7 +323,7 @@ def _plan(given: Mapping[str, Any]) -> Plan:
     def parse(option: str, parser: Callable[[str], _Parsed]) -> _Parsed | None:
         return None if given[option] is None else parser(given[option])
 
-    delay_ns, duration_ns = _time(given["delay"]), _time(given["duration"])
+    delay_ns, duration_ns = map(options.read_duration, (given["delay"], given["duration"]))
     if min(delay_ns, duration_ns) < 0:
         raise UsageError("--delay and --duration cannot be negative")
     windows = {
@@ -384,13 +381,6 @@ def _share(text: str) -> float:
     return share
 
 
-def _time(text: str, option: str = "") -> int:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"{option}{error}") from None
-
-
 def _steps(text: str) -> tuple[int, int]:
     first, colon, end = text.partition(":")
     if not colon or not first.isdecimal() or not end.isdecimal() or int(first) >= int(end):
@@ -425,7 +415,7 @@ def _limits(keep: str | None, max_size: str | None) -> Limits:
     if keep is not None and max_size is not None:
         raise UsageError("--keep and --max-size exclude each other; leave out one of them")
     if keep is not None:
-        kept_ns = _time(keep, "--keep: ")
+        kept_ns = options.read_duration(keep, "--keep: ")
         if kept_ns < 2 * 10**9:
             raise UsageError(f"--keep {keep}: 2s is the minimum")
         return ring(kept_ns, 0)
@@ -442,7 +432,7 @@ def _limits(keep: str | None, max_size: str | None) -> Limits:
 
 def _hang(text: str) -> int:
     """Parse ``60s``."""
-    length = _time(text, "--hang: ")
+    length = options.read_duration(text, "--hang: ")
     if length < 10**9:
         raise UsageError(f"--hang {text}: 1s is the minimum")
     return length
@@ -474,7 +464,7 @@ def _bound(limits: Limits) -> str:
 
 @click.command("recover")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Trace to write.")
+@options.output("Trace to write.")
 @options.force
 @click.option("--keep", is_flag=True, help="Do not remove FOLDER afterwards.")
 def recover(folder: Path, output: Path | None, force: bool, keep: bool) -> None:

@@ -14,7 +14,6 @@ import click
 from gputrace.cli import options
 from gputrace.cli.console import log, progress_bar, signals_as_interrupt
 from gputrace.errors import ExitCode, UsageError
-from gputrace.units import parse_duration
 
 if TYPE_CHECKING:
     from gputrace.trials.history import Request
@@ -153,10 +152,7 @@ def _request(cures: Sequence[str], program: tuple[str, ...], given: dict[str, An
     from gputrace.trials.cures import read_candidates
     from gputrace.trials.history import Request
 
-    try:
-        budget = parse_duration(given["budget"]) / 1e9
-    except ValueError as error:
-        raise UsageError(f"--budget: {error}") from None
+    budget = options.read_duration(given["budget"], "--budget: ") / 1e9
     kept: Path | None = given["keep_recording"]
     if kept is not None and given["recording"] is not None:
         raise UsageError("--keep-recording: with --recording, no recording is made")

@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 
 import click
 
+from gputrace.cli import options
 from gputrace.cli.console import log, note
 from gputrace.errors import ExitCode, InputError, MissingError, UsageError
-from gputrace.units import format_count, parse_duration
+from gputrace.units import format_count
 
 if TYPE_CHECKING:
     from gputrace.collectors.armed import ArmedProcess
@@ -31,12 +32,7 @@ _LONGEST: Final = 400
 
 
 @click.command("watch")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Folder for the sketches; by default gputrace-JOB.",
-)
+@options.output("Folder for the sketches; by default gputrace-JOB.")
 @click.option("--every", default="5s", metavar="TIME", help="Look so often.", show_default=True)
 @click.option(
     "--for", "length", metavar="TIME", help="Stop after so long; by default when the job ends."
@@ -142,10 +138,7 @@ def _look(sketcher: Sketcher, members: Sequence[ArmedProcess], steps: int) -> in
 
 
 def _duration(option: str, text: str) -> int:
-    try:
-        length = parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
+    length = options.read_duration(text, f"{option}: ")
     if length < _SHORTEST_NS:
         raise UsageError(f"{option} {text}: half a second at least")
     return length

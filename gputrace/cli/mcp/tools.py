@@ -12,8 +12,18 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+from gputrace.cli import options
 from gputrace.cli.mcp.tool import Said, cite, said, tool
 from gputrace.errors import InputError, UsageError
+from gputrace.sanitize import clean
+from gputrace.units import (
+    format_bytes,
+    format_change,
+    format_count,
+    format_ns,
+    format_share,
+    format_times,
+)
 
 if TYPE_CHECKING:
     from gputrace.api import Report
@@ -58,7 +68,6 @@ def _breakdown(report: Report) -> Iterator[Said]:
     """
     from gputrace.report.tables import CLASS_NAMES
     from gputrace.report.wording import capital, gpu_label
-    from gputrace.units import format_ns, format_share
 
     labels = CLASS_NAMES if report.gpus else {"host_data": "waiting for data"}
     for number, row in enumerate(report.breakdown):
@@ -78,7 +87,6 @@ def _breakdown(report: Report) -> Iterator[Said]:
 def _gaps(report: Report, limit: int = 10) -> Iterator[Said]:
     """The longest intervals in which a GPU runs nothing, each with its cause and the evidence."""
     from gputrace.report.wording import capital, gap_cause, gpu_label
-    from gputrace.units import format_count, format_ns
 
     gaps = report.gaps
     where = "largest_in_steps" if gaps.largest_in_steps else "largest"
@@ -100,9 +108,6 @@ def _gaps(report: Report, limit: int = 10) -> Iterator[Said]:
 
 def _kernels(report: Report, limit: int = 10) -> Iterator[Said]:
     """The kernels that take most time, with launches, durations, and use of the tensor cores."""
-    from gputrace.sanitize import clean
-    from gputrace.units import format_count, format_ns
-
     kernels = report.kernels
     if kernels is None:
         yield said("No kernel ran in the measured part.")
@@ -120,8 +125,6 @@ def _kernels(report: Report, limit: int = 10) -> Iterator[Said]:
 
 def _what_if(report: Report) -> Iterator[Said]:
     """Predicted length of a step without one cause each, by replaying the recorded steps."""
-    from gputrace.units import format_ns
-
     if not report.what_if:
         yield said("Nothing is predicted: no known cure would save over 1% of a step.")
     for number, cure in enumerate(report.what_if):
@@ -172,8 +175,6 @@ def _changes(comparison: Comparison) -> Iterator[Said]:
     """Yield what changed beyond the noise: classes, kernels, findings."""
     from gputrace.report.comparison import NAMES
     from gputrace.report.wording import capital
-    from gputrace.sanitize import clean
-    from gputrace.units import format_ns
 
     pair = comparison.pair
     assert pair is not None
@@ -198,7 +199,6 @@ def _changes(comparison: Comparison) -> Iterator[Said]:
 def _recordings(folder: Path, limit: int = 10) -> Iterator[Said]:
     """The traces in the folder and the folders in it, the newest first."""
     from gputrace.readers.open import trace_files_in
-    from gputrace.units import format_bytes
 
     found: list[Path] = []
     for each in (folder, *(path for path in folder.iterdir() if path.is_dir())):
@@ -221,7 +221,6 @@ def _causes(report: Report, cause: str | None = None, limit: int = 5) -> Iterato
     what each cure does.
     """
     from gputrace.report.wording import capital
-    from gputrace.units import format_ns, format_share
 
     charged: dict[str, list[tuple[int, LedgerRow]]] = {}
     for at, row in enumerate(report.ledger):
@@ -265,7 +264,6 @@ def _cures_for(cause: str, described: bool) -> str:
 def _slow_steps(report: Report, limit: int = 10) -> Iterator[Said]:
     """The longest measured steps, against the median."""
     from gputrace.report.wording import gpu_label
-    from gputrace.units import format_ns, format_times
 
     median_ns = report.steps.p50_ns
     if not median_ns:
@@ -294,8 +292,6 @@ def _step(
     import gputrace
     from gputrace.report.document import Limits
     from gputrace.report.step import document
-    from gputrace.sanitize import clean
-    from gputrace.units import format_change
 
     with gputrace.open(*trace, windows=time is not None) as opened:
         result = opened.explain_step(number, steps=steps, time=time)
@@ -312,8 +308,6 @@ def _step(
 
 def _ranks(report: Report) -> Iterator[Said]:
     """Time of each rank's step by class, which rank the others wait for, and why."""
-    from gputrace.units import format_ns
-
     yield from _breakdown(report)
     held: dict[int, list[tuple[int, LedgerRow]]] = {}
     for at, lost in enumerate(report.ledger):
@@ -329,8 +323,6 @@ def _ranks(report: Report) -> Iterator[Said]:
 
 def _memory(report: Report) -> Iterator[Said]:
     """Memory: torch's allocator on each rank, with its peak and retries, and the cards."""
-    from gputrace.units import format_bytes, format_count
-
     for at, row in enumerate(report.allocators):
         peak = "" if row.peak_bytes is None else f", {format_bytes(row.peak_bytes)} at the peak"
         peak += f" in {row.peak_phase}" if peak and row.peak_phase else ""
@@ -454,7 +446,6 @@ def _record(call: Call, target: Path, measure: int = 40) -> Iterator[Said]:
     from gputrace.trials import runs
     from gputrace.trials.choice import choose
     from gputrace.trials.cures import Candidate
-    from gputrace.units import format_count, format_ns
 
     if target.exists() or not target.parent.is_dir():
         raise UsageError(f"target: {target} is there already, or its folder is not; name another")
@@ -496,15 +487,11 @@ def _try(
     from gputrace.trials.history import Request
     from gputrace.trials.outcome import document, format_answer
     from gputrace.trials.trial import Trial
-    from gputrace.units import parse_duration
 
     named = read_candidates(",".join(cures))
     if not named:
         raise UsageError("cures: name each change that the person agrees to; `causes` has them")
-    try:
-        budget_s = parse_duration(budget) / 1e9
-    except ValueError as error:
-        raise UsageError(f"budget: {error}") from None
+    budget_s = options.read_duration(budget, "budget: ") / 1e9
     program, candidates = call.program, call.agreed(named)
     if not candidates:
         raise UsageError("nothing was tried: the person agrees to none of these changes")
@@ -536,8 +523,6 @@ def _try(
 
 def _apply(call: Call, trial: str) -> Iterator[Said]:
     """The patch for the best cures of a trial. It writes nothing: the caller does."""
-    from gputrace.units import format_count
-
     outcome = call.program.trials.get(trial)
     if outcome is None or outcome.patch is None:
         known = [name for name, each in call.program.trials.items() if each.patch]
