@@ -22,25 +22,16 @@ from typing import Any, Final
 from msgspec import to_builtins
 
 from gputrace.errors import MissingError, UsageError
+from gputrace.model import results
 from gputrace.model.cards import CardUse
 from gputrace.model.kernels import KernelOnGpu, KernelUse
-from gputrace.model.results import (
-    Analysis,
-    Breakdown,
-    Finding,
-    Gap,
-    GpuTotals,
-    LedgerRow,
-    Phase,
-    Step,
-)
 from gputrace.plugins import call, expect, load_function, named, names
 from gputrace.sanitize import cell, json_text
 
 FORMATS: Final = ("text", "json", "markdown", "csv")
 
 
-def render(analysis: Analysis, form: str, width: int = 80, color: bool = False) -> str:
+def render(analysis: results.Analysis, form: str, width: int = 80, color: bool = False) -> str:
     """Render an analysis in one of `FORMATS` or by a plugin; raise UsageError for other forms."""
     plugin = None if form in FORMATS else named("views", form)
     if plugin is None:
@@ -102,19 +93,19 @@ def render_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 _TABLES: Final[dict[str, type]] = {
-    "breakdown": Breakdown,
-    "gpus": GpuTotals,
-    "step_list": Step,
-    "phases": Phase,
-    "gaps": Gap,
-    "findings": Finding,
+    "breakdown": results.Breakdown,
+    "gpus": results.GpuTotals,
+    "step_list": results.Step,
+    "phases": results.Phase,
+    "gaps": results.Gap,
+    "findings": results.Finding,
     "cards": CardUse,
     "kernels": KernelUse,
-    "ledger": LedgerRow,
+    "ledger": results.LedgerRow,
 }
 
 
-def frame(analysis: Analysis, table: str, library: str) -> Any:
+def frame(analysis: results.Analysis, table: str, library: str) -> Any:
     """Return one table, a column per field, as ``pandas``, ``polars`` or ``pyarrow`` has tables.
 
     Raises UsageError for an unknown table, MissingError without the library.
@@ -141,7 +132,7 @@ def frame(analysis: Analysis, table: str, library: str) -> Any:
     return module.table(columns, schema=schema)
 
 
-def _columns(analysis: Analysis, table: str) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+def _columns(analysis: results.Analysis, table: str) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     """Return the values and the type of each column; no type for other than numbers and text."""
     kinds, rows = [_TABLES[table]], getattr(analysis, table)
     if table == "gaps":

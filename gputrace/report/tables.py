@@ -25,6 +25,7 @@ from gputrace.model.results import (
 )
 from gputrace.model.struct import UNKNOWN, Column
 from gputrace.model.time_class import TIME_CLASSES
+from gputrace.report import wording
 from gputrace.report.document import (
     STYLES,
     Document,
@@ -37,22 +38,6 @@ from gputrace.report.document import (
     present,
     room_for_names,
     tabulate,
-)
-from gputrace.report.wording import (
-    capital,
-    describe_numbers,
-    describe_parts,
-    explain,
-    gap_cause,
-    gpu_label,
-    kernel_labels,
-    labels_of,
-    loop_name,
-    notes,
-    run_parts,
-    shown_findings,
-    too_short,
-    verdict,
 )
 from gputrace.units import (
     format_bytes,
@@ -80,7 +65,7 @@ def main_table(analysis: Analysis, most_across: int) -> Table:
     """
     rows, title = analysis.breakdown, _title(analysis)
     columns = [
-        Column("", lambda row: gpu_label(row, analysis)),
+        Column("", lambda row: wording.gpu_label(row, analysis)),
         Column(_unit(analysis), _mean, format_ns),
     ]
     if not analysis.gpus:
@@ -110,7 +95,7 @@ def main_table(analysis: Analysis, most_across: int) -> Table:
     always = ("compute", "h2d", "other_idle", "total")
     columns = [Column("", names.__getitem__)]
     for gpu in rows:
-        columns.append(Column(gpu_label(gpu, analysis), partial(_mean, gpu), format_ns))
+        columns.append(Column(wording.gpu_label(gpu, analysis), partial(_mean, gpu), format_ns))
         columns.append(Column("", partial(_share, gpu), unknown=""))
     shown = [name for name in names if name in always or any(row.of(name) for row in rows)]
     return tabulate(title, columns, shown)
@@ -145,7 +130,7 @@ def _title(analysis: Analysis) -> str:
             mean = format_ns(sum(totals) / len(totals))
             span = f"each GPU from its first to its last operation, {mean} on average"
         return f"Where the time went ({span}; {why})"
-    word, a_turn = loop_name(analysis)
+    word, a_turn = wording.loop_name(analysis)
     if analysis.recorder is not None and analysis.recorder.added_ns:
         what += "; includes recording overhead"
     many = "one in the recording" if word == "pass" else f"mean of {count} of {steps.count} {word}s"
@@ -154,7 +139,7 @@ def _title(analysis: Analysis) -> str:
 
 def _unit(analysis: Analysis) -> str:
     """Return the unit that the mean is per: a step, an iteration or the span."""
-    return loop_name(analysis)[1] if analysis.breakdown[0].steps else "span"
+    return wording.loop_name(analysis)[1] if analysis.breakdown[0].steps else "span"
 
 
 _LEAST_CAUSE: Final = 0.005
@@ -207,7 +192,7 @@ def causes_table(analysis: Analysis, most_across: int, most: int) -> Table | Non
     body = [(label(rows[0]), *cells(rows), *more(rows)) for rows in shown]
     body += [("other", *cells(other), "", "")] if other else []
     body.append(("total", *cells(every), "", ""))
-    heads = [gpu_label(gpu, analysis) for gpu in gpus] if few else ["mean"]
+    heads = [wording.gpu_label(gpu, analysis) for gpu in gpus] if few else ["mean"]
     header = ("", *(cell for head in heads for cell in (head, "")), "ranks", "evidence")
     unit = _unit(analysis).replace("span", "whole span")
     return Table(f"Why ({unit}, per GPU)", header, tuple(body))
@@ -227,11 +212,11 @@ def gaps_table(analysis: Analysis, most: int) -> Table:
     """List the largest gaps; only those in measured steps where steps were found. Gaps of one cause
     and similar length have one row, that of the largest, with their number.
     """
-    gaps, turn = analysis.gaps, loop_name(analysis)[0]
+    gaps, turn = analysis.gaps, wording.loop_name(analysis)[0]
     least = _LEAST_GAP * (analysis.steps.mean_ns or 0)
     alike: dict[Gap, int] = {}
     listed = gaps.largest_in_steps or gaps.largest
-    cause_of = {gap: gap_cause(gap, analysis) for gap in listed}
+    cause_of = {gap: wording.gap_cause(gap, analysis) for gap in listed}
     # There are more than are known, of the last one's kind.
     cut = listed[-1] if 0 < len(listed) == len(gaps.largest) < gaps.count else None
     more = None
@@ -243,7 +228,7 @@ def gaps_table(analysis: Analysis, most: int) -> Table:
             more = first if gap is cut else None
     many = any(count > 1 for count in alike.values())
     columns = (
-        Column("", lambda gap: gpu_label(gap, analysis)),
+        Column("", lambda gap: wording.gpu_label(gap, analysis)),
         Column("longest" if many else "length", "length_ns"),
         *([Column("alike", lambda gap: f"{'≥' * (gap is more)}{alike[gap]}")] if many else []),
         Column("from", lambda gap: f"{(gap.start_ns - analysis.origin_ns) / 1e9:.6f} s"),
@@ -277,7 +262,7 @@ def phases_table(analysis: Analysis) -> Table | None:
         Column("GPU idle meanwhile", "idle_ns"),
     )
     of = f" of rank {most.rank}" if len(ranks) > 1 else ""
-    title = f"What the host does in {loop_name(analysis)[1]}{of} (mean of {most.steps})"
+    title = f"What the host does in {wording.loop_name(analysis)[1]}{of} (mean of {most.steps})"
     for row in analysis.allocators:
         if row.rank == most.rank and row.peak_bytes is not None and row.peak_phase is not None:
             title += f"; its memory peaks at {format_bytes(row.peak_bytes)} in "
@@ -305,7 +290,7 @@ def lines_table(analysis: Analysis) -> Table | None:
     mine = [row for row in analysis.host_lines if row.rank == rank and row.share >= _LEAST_OF_LINE]
     of = f" of rank {rank}" if len(samples) > 1 else ""
     has_steps = any(row.steps for row in analysis.breakdown)
-    unit = loop_name(analysis)[1] if has_steps else "whole span"
+    unit = wording.loop_name(analysis)[1] if has_steps else "whole span"
     title = f"Where the host{of} is, by line ({unit}, {samples[rank]:,} samples)"
     return declared(title, mine[:_MOST_LINES])
 
@@ -329,7 +314,7 @@ def loader_tables(analysis: Analysis) -> tuple[Table, ...]:
     if loader.queue_median is not None and loader.queue_empty is not None:
         queue = f"{loader.queue_median:g} ready when asked, none in {loader.queue_empty:.0%}"
     title = f"A batch in the data loader{of} ({workers}, {loader.batches:,} batches; {queue})"
-    labels = labels_of({part.name: part.name for part in loader.parts}, _LONGEST_PART)
+    labels = wording.labels_of({part.name: part.name for part in loader.parts}, _LONGEST_PART)
     columns = (
         Column("", lambda part: labels[part.name]),
         Column("time", "batch_ns"),
@@ -373,7 +358,7 @@ def collectives_table(analysis: Analysis) -> Table | None:
         role = f"{total.role}{name}, " if total.role or name else ""
         return f"{total.operation}, {role}{who}"
 
-    unit = f"per GPU and {loop_name(analysis)[0]}" if shown[0].steps else "per GPU"
+    unit = f"per GPU and {wording.loop_name(analysis)[0]}" if shown[0].steps else "per GPU"
     where = " within one process" if all(total.one_process for total in shown) else ""
     title = f"Communication{where} {unit} (exposed = not hidden by compute)"
     return declared(title, shown, Column("", members))
@@ -386,7 +371,7 @@ def parallel_tables(analysis: Analysis, most: int | None = None) -> Iterator[Tab
     """Tabulate what forms of parallel training cost: pipelines, experts (so many of each at most),
     sharded parameters, tensor-parallel groups.
     """
-    a_turn = loop_name(analysis)[1]
+    a_turn = wording.loop_name(analysis)[1]
     for pipeline in analysis.pipelines[:most]:
         schedule = "" if pipeline.schedule == "unknown" else f"{pipeline.schedule}, "
         batches = f"{pipeline.micro_batches} micro-batches"
@@ -406,7 +391,7 @@ def links_table(analysis: Analysis, most: int) -> Table:
     used = [row for row in analysis.links if row.bytes or row.staged_bytes]
     used.sort(key=lambda row: -(row.bytes + row.staged_bytes))
     several = len({row.host for row in used}) > 1
-    labels = {(gpu.gpu, gpu.rank): gpu_label(gpu, analysis) for gpu in analysis.gpus}
+    labels = {(gpu.gpu, gpu.rank): wording.gpu_label(gpu, analysis) for gpu in analysis.gpus}
 
     def ends(row: GpuLink) -> str:
         pairs = ((row.from_, row.from_rank), (row.to, row.to_rank))
@@ -450,7 +435,7 @@ def copies_table(analysis: Analysis) -> Table:
         )
         body += [cells] if spent >= least else []
     head = ("", "copies", "bytes", "time", "GB/s", "limit", "of limit")
-    loop = loop_name(analysis)[1] if steps else "in all"
+    loop = wording.loop_name(analysis)[1] if steps else "in all"
     return Table(f"Copies ({loop}, on a GPU)", head, tuple(body))
 
 
@@ -546,7 +531,7 @@ def kernels_table(
         shown += [use for use in kernels.top if use.name in peaks and use not in shown]
     names = [use.name for use in shown]
     named = list(dict.fromkeys([*names, *(launch.name for launch in launches)]))
-    labels = dict(zip(named, kernel_labels(named, longest), strict=True))
+    labels = dict(zip(named, wording.kernel_labels(named, longest), strict=True))
 
     def each(use: KernelUse) -> int:
         return kernels.steps or max(len(use.by_gpu), 1)
@@ -572,15 +557,15 @@ def kernels_table(
         Column("does", lambda use: use.activity and use.activity.does, unknown=""),
         *([Column("defined at", "line", unknown="")] if longest_launches else []),
     )
-    where = loop_name(analysis)[1] if kernels.steps else "in all"
+    where = wording.loop_name(analysis)[1] if kernels.steps else "in all"
     of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU"
     if {use.tensor_cores for use in shown} & {"yes", "no"}:
         of += "; tc: on tensor cores"
-    turn = loop_name(analysis)[0]
+    turn = wording.loop_name(analysis)[0]
     for launch, which in zip(launches, ("longest launch", "longest that computes"), strict=False):
         at = f"{(launch.start_ns - analysis.origin_ns) / 1e9:.6f} s"
         at += "" if launch.step is None or turn == "pass" else f" in {turn} {launch.step}"
-        at += f" on {gpu_label(launch, analysis)}" if len(analysis.gpus) > 1 else ""
+        at += f" on {wording.gpu_label(launch, analysis)}" if len(analysis.gpus) > 1 else ""
         of += f"; {which}: {labels[launch.name]}, {format_ns(launch.duration_ns)} at {at}"
     if any(use.activity for use in shown):
         of += "; SMs, math, memory: how busy the card's parts are meanwhile"
@@ -613,7 +598,8 @@ def modules_table(analysis: Analysis) -> Table | None:
     *before, exposed, line = ModuleUse.COLUMNS
     share = Column("share", lambda row: format_share(time[row], total[rank]))
     of = f" of rank {rank}" if len(total) > 1 else ""
-    loop = loop_name(analysis)[1] if any(row.steps for row in analysis.breakdown) else "in all"
+    has_steps = any(row.steps for row in analysis.breakdown)
+    loop = wording.loop_name(analysis)[1] if has_steps else "in all"
     title = f"Modules{of} by the kernels that they launch ({loop})"
     columns = (Column("", label), *before, share, exposed, line)
     return tabulate(title, columns, [row for row in rows if row in shown])
@@ -670,24 +656,24 @@ def document(analysis: Analysis, limits: Limits) -> Document:
         first.append(gaps_table(analysis, limits.gaps))
     findings = [
         Line(
-            f"{capital(each.message)}.",
+            f"{wording.capital(each.message)}.",
             STYLES[each.severity],
             each.id,
-            tuple(Line(text, name=name) for name, text in explain(analysis, each)),
+            tuple(Line(text, name=name) for name, text in wording.explain(analysis, each)),
         )
-        for each in shown_findings(analysis)
+        for each in wording.shown_findings(analysis)
     ]
-    head = Line(verdict(analysis), "" if too_short(analysis) else "green")
-    if findings and not too_short(analysis):
+    head = Line(wording.verdict(analysis), "" if wording.too_short(analysis) else "green")
+    if findings and not wording.too_short(analysis):
         head = replace(findings.pop(0), name="")
-    parts = describe_parts(run_parts(analysis))
-    more = (f"The run: {parts}." if parts else "", describe_numbers(analysis))
+    parts = wording.describe_parts(wording.run_parts(analysis))
+    more = (f"The run: {parts}." if parts else "", wording.describe_numbers(analysis))
     return Document(
         head=(head, *(Line(text) for text in more if text)),
         tables=present(first),
         findings=tuple(findings),
         sections={name: present(tables) for name, tables in sections.items()},
-        notes=tuple(Line(note, "dim", "note") for note in notes(analysis)),
+        notes=tuple(Line(note, "dim", "note") for note in wording.notes(analysis)),
     )
 
 

@@ -24,20 +24,7 @@ from gputrace.report.document import (
     present,
     tabulate,
 )
-from gputrace.report.html.charts import (
-    DASHED,
-    add_legend,
-    add_tips,
-    bars_chart,
-    class_label,
-    draw_points,
-    draw_spread,
-    draw_stack,
-    gpu_look,
-    gpus_chart,
-    plain_text,
-    stacked_bars,
-)
+from gputrace.report.html import charts
 from gputrace.report.html.page import render_document
 from gputrace.report.tables import CLASS_NAMES
 from gputrace.studies.database import Database
@@ -55,7 +42,7 @@ from gputrace.studies.summary import device_word, label
 from gputrace.units import format_change, format_number
 
 _GREEN: Final = "#009e73"
-_IDEAL: Final[dict[str, Any]] = {"line_color": "#8a8a8a", "line_dash": DASHED}
+_IDEAL: Final[dict[str, Any]] = {"line_color": "#8a8a8a", "line_dash": charts.DASHED}
 _TALL: Final = 280
 """Height of a chart over numbers of GPUs, in pixels."""
 _LABEL: Final = 80
@@ -90,15 +77,13 @@ def all_scale(summary: Summary) -> bool:
 def _rates_by_gpus(summary: Summary, rows: Sequence[Efficiency]) -> figure:
     """Draw a line for each series, with the range of the repeats, and the ideal line."""
     ranges = {row.label: row.rate for row in summary.rows}
-    plot = gpus_chart("rates", _TALL, (row.gpus for row in rows), "samples/s")
+    plot = charts.gpus_chart("rates", _TALL, (row.gpus for row in rows), "samples/s")
     plot.yaxis.formatter = NumeralTickFormatter(format="0,0")
-    entries, ideal, tops = (
-        list[tuple[str, list[Any]]](),
-        list[Any](),
-        list[float](),
-    )
+    entries: list[tuple[str, list[Any]]] = []
+    ideal: list[Any] = []
+    tops: list[float] = []
     for number, (series, members) in enumerate(_series(rows).items()):
-        look = gpu_look(number)
+        look = charts.gpu_look(number)
         spreads = [ranges[row.label] for row in members]
         columns: dict[str, list[Any]] = {
             "gpus": [row.gpus for row in members],
@@ -113,26 +98,26 @@ def _rates_by_gpus(summary: Summary, rows: Sequence[Efficiency]) -> figure:
         points = ColumnDataSource(columns)
         entries.append((series, _line(plot, points, look, "samples/s", "@value{0,0}")))
         ideal.append(plot.line("gpus", "ideal", source=points, **_IDEAL))
-        draw_spread(plot, points, "gpus", line_color=look[0])
+        charts.draw_spread(plot, points, "gpus", line_color=look[0])
         tops += [*columns["high"], *columns["ideal"]]
     plot.y_range.update(end=_ROOM * max(tops))
-    add_legend(plot, [*entries, ("ideal", ideal)])
+    charts.add_legend(plot, [*entries, ("ideal", ideal)])
     return plot
 
 
 def _efficiency_chart(rows: Sequence[Efficiency]) -> figure:
     gpus = sorted({row.gpus for row in rows})
-    plot = gpus_chart("efficiency", _TALL, gpus, "efficiency, %")
+    plot = charts.gpus_chart("efficiency", _TALL, gpus, "efficiency, %")
     entries = []
     for number, (series, members) in enumerate(_series(rows).items()):
         percent = [100 * row.efficiency for row in members]
         points = ColumnDataSource({"gpus": [row.gpus for row in members], "value": percent})
         entries.append(
-            (series, _line(plot, points, gpu_look(number), "efficiency", "@value{0.0} %"))
+            (series, _line(plot, points, charts.gpu_look(number), "efficiency", "@value{0.0} %"))
         )
     whole = ColumnDataSource({"gpus": gpus, "ideal": [100.0] * len(gpus)})
     ideal = plot.line("gpus", "ideal", source=whole, **_IDEAL)
-    add_legend(plot, [*entries, ("ideal", [ideal])])
+    charts.add_legend(plot, [*entries, ("ideal", [ideal])])
     return plot
 
 
@@ -147,7 +132,7 @@ def _series(rows: Iterable[Efficiency]) -> Mapping[str, list[Efficiency]]:
         if row.label != row.base:
             series.setdefault(row.series, [bases[row.base]]).append(row)
     return {
-        plain_text(name, _LABEL) or "measured": sorted(members, key=lambda row: row.gpus)
+        charts.plain_text(name, _LABEL) or "measured": sorted(members, key=lambda row: row.gpus)
         for name, members in series.items()
     }
 
@@ -155,8 +140,8 @@ def _series(rows: Iterable[Efficiency]) -> Mapping[str, list[Efficiency]]:
 def _line(
     plot: figure, points: ColumnDataSource, look: tuple[str, Sequence[int]], word: str, value: str
 ) -> list[Any]:
-    drawn = draw_points(plot, points, *look)
-    add_tips(plot, drawn[-1], [("GPUs", "@gpus"), (word, value)])
+    drawn = charts.draw_points(plot, points, *look)
+    charts.add_tips(plot, drawn[-1], [("GPUs", "@gpus"), (word, value)])
     return drawn
 
 
@@ -165,7 +150,7 @@ def _rate_bars(rows: Sequence[ConfigurationResult]) -> figure | None:
     known = [(row, row.rate) for row in rows if row.rate is not None]
     if not known:
         return None
-    labels = [plain_text(row.label, _LABEL) for row, _ in known]
+    labels = [charts.plain_text(row.label, _LABEL) for row, _ in known]
     points = ColumnDataSource(
         {
             "row": labels,
@@ -174,14 +159,14 @@ def _rate_bars(rows: Sequence[ConfigurationResult]) -> figure | None:
             "high": [rate.high for _, rate in known],
         }
     )
-    plot = bars_chart("rates", labels, "samples/s")
+    plot = charts.bars_chart("rates", labels, "samples/s")
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
     bars = plot.hbar("row", right="value", height=0.7, color=_GREEN, source=points)
     plot.x_range.update(end=_ROOM * max(rate.high for _, rate in known))
     if any(rate.count > 1 for _, rate in known):
-        draw_spread(plot, points, "row", dimension="width")
+        charts.draw_spread(plot, points, "row", dimension="width")
     tips = [("", "@row"), ("samples/s", "@value{0,0}"), ("range", "@low{0,0} to @high{0,0}")]
-    add_tips(plot, bars, tips)
+    charts.add_tips(plot, bars, tips)
     return plot
 
 
@@ -189,9 +174,9 @@ def _classes(rows: Sequence[ConfigurationResult]) -> figure | None:
     known = [(row, row.classes) for row in rows if row.classes is not None]
     if not known:
         return None
-    labels = [plain_text(row.label, _LABEL) for row, _ in known]
+    labels = [charts.plain_text(row.label, _LABEL) for row, _ in known]
     values = {name: [table.get(name, 0) / 1e6 for _, table in known] for name in CLASSES}
-    return stacked_bars(labels, values, "ms a step")
+    return charts.stacked_bars(labels, values, "ms a step")
 
 
 def _losses_chart(rows: Sequence[Efficiency]) -> figure | None:
@@ -199,8 +184,8 @@ def _losses_chart(rows: Sequence[Efficiency]) -> figure | None:
     known = [row for row in rows if row.losses]
     if not known:
         return None
-    labels = [plain_text(row.label, _LABEL) for row in known]
-    plot = bars_chart("losses", labels, "ms a step")
+    labels = [charts.plain_text(row.label, _LABEL) for row in known]
+    plot = charts.bars_chart("losses", labels, "ms a step")
     plot.x_range = DataRange1d(range_padding=0.02)
     lost = [{loss.name: loss.ns / 1e6 for loss in row.losses} for row in known]
     for sign in (1, -1):
@@ -208,9 +193,9 @@ def _losses_chart(rows: Sequence[Efficiency]) -> figure | None:
             name: [max(sign * table.get(name, 0), 0) * sign for table in lost] for name in CLASSES
         }
         names = [name for name in CLASSES if any(values[name])]
-        for name, bar in draw_stack(plot, names, {"row": labels, **values}).items():
-            tips = [("", "@row"), (class_label(name), f"@{name}{{+0,0.000}} ms")]
-            add_tips(plot, bar, tips)
+        for name, bar in charts.draw_stack(plot, names, {"row": labels, **values}).items():
+            tips = [("", "@row"), (charts.class_label(name), f"@{name}{{+0,0.000}} ms")]
+            charts.add_tips(plot, bar, tips)
     return plot
 
 
@@ -218,19 +203,18 @@ def _shares(
     summary: Summary, name: str, axis: str, value: Callable[[GpuShare], float]
 ) -> figure | None:
     """Draw a bar for each GPU of each placement."""
-    bars = [
-        ((plain_text(row.label, _LABEL), f"gpu {number}"), value(share), gpu_look(number)[0])
-        for row in summary.placements
-        for number, share in enumerate(row.shares)
-    ]
-    if not any(length for _, length, _ in bars):
+    bars: dict[str, list[Any]] = {"row": [], "value": [], "color": []}
+    for row in summary.placements:
+        for number, share in enumerate(row.shares):
+            bars["row"].append((charts.plain_text(row.label, _LABEL), f"gpu {number}"))
+            bars["value"].append(value(share))
+            bars["color"].append(charts.gpu_look(number)[0])
+    if not any(bars["value"]):
         return None
-    rows = [row for row, _, _ in bars]
-    data = {"row": rows, "value": [b for _, b, _ in bars], "color": [c for _, _, c in bars]}
-    plot = bars_chart(name, rows, axis)
-    points = ColumnDataSource(data)
+    plot = charts.bars_chart(name, bars["row"], axis)
+    points = ColumnDataSource(bars)
     drawn = plot.hbar("row", right="value", height=0.8, color="color", source=points)
-    add_tips(plot, drawn, [("", "@row"), (axis, "@value{0,0.00}")])
+    charts.add_tips(plot, drawn, [("", "@row"), (axis, "@value{0,0.00}")])
     plot.yaxis[0].update(group_label_orientation="horizontal")
     return plot
 

@@ -15,16 +15,10 @@ from typing import Final
 
 from gputrace.analyzers.findings import CHEAPER_KERNELS_SAVE
 from gputrace.model.results import Analysis, LedgerRow
+from gputrace.trials import statements
 from gputrace.trials.cures import Candidate, Setting, Value, all_cures, combine, lacking
 from gputrace.trials.patch import Edit
 from gputrace.trials.runs import Measured
-from gputrace.trials.statements import (
-    Source,
-    TextEdit,
-    needless_statements,
-    remove,
-    run_every,
-)
 
 _LEAST: Final = 0.01
 """Minimum part of a step that the causes of a cure take for it to be tried."""
@@ -195,18 +189,18 @@ def _edit(cause: str, line: str, main: Path) -> Edit | None:
     if cause not in (*_THINNED, "garbage-collection") or (found := _find(line, main)) is None:
         return None
     path, source, number, function = found
-    edits: set[TextEdit]
+    edits: set[statements.TextEdit]
     if cause == "garbage-collection":
-        edits = remove(source, number, "collect")
+        edits = statements.remove(source, number, "collect")
     else:
         # In a function, the calls of which can be fewer.
         places = [(number, ""), *((at, function) for at in source.calls(function))]
-        changes = (run_every(source, at, call) for at, call in places)
+        changes = (statements.run_every(source, at, call) for at, call in places)
         edits = next(filter(None, changes), set())
     return Edit(path, source.data.decode(), source.edited(edits)) if edits else None
 
 
-def _find(line: str, main: Path) -> tuple[Path, Source, int, str] | None:
+def _find(line: str, main: Path) -> tuple[Path, statements.Source, int, str] | None:
     """Return the file that a ledger's line is in, its text, the number, and the function's name."""
     match = _PLACE.fullmatch(line)
     if match is None:
@@ -215,7 +209,7 @@ def _find(line: str, main: Path) -> tuple[Path, Source, int, str] | None:
     paths = (folder / match[1] for some in folders for folder in some)
     path = next((path for path in paths if path.is_file()), None)
     try:
-        source = Source(path.read_bytes().decode()) if path else None
+        source = statements.Source(path.read_bytes().decode()) if path else None
     except (OSError, ValueError, SyntaxError):
         return None
     return (path, source, int(match[2]), match[3].rpartition(".")[2]) if path and source else None
@@ -236,7 +230,7 @@ def find_needless(analysis: Analysis, main: str) -> list[str]:
         for path, source, number, function in filter(
             None, (_find(at, Path(main)) for at in (line, calls))
         ):
-            if group := needless_statements(source, number, function):
+            if group := statements.needless_statements(source, number, function):
                 name = path.relative_to(here) if path.is_relative_to(here) else path
                 lines = "-".join(
                     str(at) for at in dict.fromkeys(each.lineno for each in (group[0], group[-1]))

@@ -20,6 +20,7 @@ from gputrace.model.results import Analysis
 from gputrace.model.struct import UNKNOWN, Column
 from gputrace.report import to_json
 from gputrace.report.document import Document, Limits, Line, Records, Table, attributes, tabulate
+from gputrace.trials import statistics
 from gputrace.trials.choice import describe, find_recipes
 from gputrace.trials.history import History, Row
 from gputrace.trials.ledger import Entry, Record, shipped
@@ -27,15 +28,6 @@ from gputrace.trials.ledger import records as predicted
 from gputrace.trials.patch import Patch, make_patch
 from gputrace.trials.race import settled, sharing, why_not_tried
 from gputrace.trials.runs import Measured
-from gputrace.trials.statistics import (
-    FEWEST,
-    LOOKS,
-    MOST,
-    WORTH,
-    Verdict,
-    losses_differ,
-    turn_losses_differ,
-)
 from gputrace.units import format_ns, format_number, format_times
 
 _RESTLESS: Final = 0.1
@@ -104,7 +96,7 @@ def conclude(
         notes.append("no cause that a cure takes away takes 1% of a step")
     if not winners and has_begun and request.candidates is None:
         notes.append("more can be tried by name: `gputrace try --list` lists all")
-    still_open = [row for row in history.rows if row.verdict == Verdict.OPEN]
+    still_open = [row for row in history.rows if row.verdict == statistics.Verdict.OPEN]
     done = settled(history.rows)
     left = [row for row in still_open if not row.over and row not in done]
     left = [row for row in left if str(row.candidate) not in whys]
@@ -150,6 +142,7 @@ def answer(
     """
     ratio, prediction = row.ratio, row.prediction
     so_far = row.so_far if row.cured and row.bare and not row.why else None
+    few = f"fewer than {statistics.FEWEST} rounds in the budget"
     return Entry(
         time_ns=time.time_ns(),
         program=program,
@@ -159,7 +152,7 @@ def answer(
         versions=", ".join(f"{k} {v}" for k, v in run.versions.items()) if run else "",
         cure=str(row.candidate),
         verdict=str(row.verdict),
-        why=row.why or ("" if row.ratio else f"fewer than {FEWEST} rounds in the budget"),
+        why=row.why or ("" if ratio else few),
         ratio=ratio.ratio if ratio else so_far,
         low=ratio.low if ratio else None,
         high=ratio.high if ratio else None,
@@ -171,9 +164,9 @@ def answer(
         predicted_high=prediction.high if prediction else None,
         numerics=row.candidate.numerics,
         loss_differs=(
-            turn_losses_differ(row.turn_losses)
+            statistics.turn_losses_differ(row.turn_losses)
             if row.turn_losses
-            else losses_differ(losses, row.losses)
+            else statistics.losses_differ(losses, row.losses)
         ),
     )
 
@@ -198,7 +191,7 @@ def describe_rest(rows: Sequence[Row], last: Measured | None, spent_s: float) ->
     if whole:
         each = run_s + sum(row.seconds or run_s for row in whole)
         rounds = min(len(row.cured) for row in whole)
-        more = next((look for look in LOOKS if look > rounds), MOST) - rounds
+        more = next((look for look in statistics.LOOKS if look > rounds), statistics.MOST) - rounds
     more_s = each * more + (within_s if whole else 0.0)
     minutes = math.ceil((spent_s + more_s) / 60)
     names = ", ".join(str(row.candidate) for row in rows)
@@ -270,14 +263,14 @@ def _verdict(outcome: Outcome) -> str:
     tried = _tried(outcome)
     if tried and all(row.verdict == "changes nothing" for row in tried):
         return "Nothing that was tried changes the program."
-    nothing = f"Nothing to gain beyond {100 * (WORTH - 1):.0f}%"
+    nothing = f"Nothing to gain beyond {100 * (statistics.WORTH - 1):.0f}%"
     if tried and all(row.gains_little for row in tried):
         waiting = ", ".join(row.cure for row in outcome.rows if row not in tried)
         return f"{nothing} by what was tried{f'; not tried: {waiting}' if waiting else ''}."
     if not outcome.rows and outcome.findings and not outcome.interrupted:
         return f"{nothing}: no cure that its findings ask for would change the program."
     most = min(tried, key=lambda row: row.ratio or 1.0, default=None)
-    if most is not None and (most.ratio or 1.0) < 1 / WORTH:
+    if most is not None and (most.ratio or 1.0) < 1 / statistics.WORTH:
         return f"Nothing is proven yet; {most.cure}: {format_answer(most)}"
     if tried:
         return "Nothing that was tried is proven to be faster."

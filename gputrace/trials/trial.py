@@ -22,21 +22,11 @@ from gputrace.analyzers.whatif import Pair
 from gputrace.errors import GputraceError, InputError, UsageError
 from gputrace.model.results import Analysis
 from gputrace.studies.runner import Failed
-from gputrace.trials import ledger
+from gputrace.trials import ledger, race
 from gputrace.trials.choice import choose
 from gputrace.trials.cures import Candidate, combine, read_candidates
 from gputrace.trials.history import PILOT_STEPS, TURNS, History, Request, Row
 from gputrace.trials.outcome import Outcome, conclude
-from gputrace.trials.race import (
-    after,
-    costs_of,
-    has_one_run,
-    kept,
-    kept_for_best,
-    next_run,
-    next_turns,
-    order,
-)
 from gputrace.trials.runs import Measured, Program, Spent, Turn, Turns, call_command
 from gputrace.trials.statistics import FEWEST, MOST, Verdict, compare_with_first
 from gputrace.units import parse_duration
@@ -152,7 +142,7 @@ class Trial:
             with suppress(InputError):
                 known = ledger.pairs_of(ledger.read(path))
             history.enter(candidates, analysis, known)
-            kept_s = kept_for_best(history, request.budget_s - self._spent())
+            kept_s = race.kept_for_best(history, request.budget_s - self._spent())
             self._race(history.rows, request.budget_s - kept_s)
             together = combine([row.candidate for row in history.winners()])
             if len(together.settings) > 1 and str(together) not in map(str, candidates):
@@ -224,12 +214,12 @@ class Trial:
     def _race(self, rows: Sequence[Row], until_s: float) -> None:
         """Make the runs that `next_run` asks for until it asks for none."""
         history = self._history
-        while lot := next_run(history, rows, until_s - self._spent()):
+        while lot := race.next_run(history, rows, until_s - self._spent()):
             begun = any(row.cured for row in history.rows)
             try:
                 if lot[0].within:
                     self._switch(lot, rows, until_s)
-                elif has_one_run(history, lot[0], until_s - self._spent()):
+                elif race.has_one_run(history, lot[0], until_s - self._spent()):
                     self._run_once(lot[0], rows)
                 else:
                     self._round(lot, rows, until_s)
@@ -250,17 +240,17 @@ class Trial:
         steps = MOST * (len(lot) + 1) * turns.stretch
         settings = dict.fromkeys(setting for row in lot for setting in row.candidate.settings)
         label = f"{', '.join(str(row.candidate) for row in lot)} by turns"
-        others, costs = [row for row in rows if row not in lot], costs_of(history)
-        kept_s = kept(others, until_s - self._spent() - costs.answer(lot), costs)
+        others, costs = [row for row in rows if row not in lot], race.costs_of(history)
+        kept_s = race.kept(others, until_s - self._spent() - costs.answer(lot), costs)
         began_s, trial_s = self._spent(), history.trial_s(lot)
         so_far: list[Measured] = []
 
         def going(run: Measured) -> list[int]:
             so_far[:] = [run]
-            later, spent_s = after(lot, run), self._spent()
+            later, spent_s = race.after(lot, run), self._spent()
             self._note([*later, *others])
             trial_left_s = trial_s - (spent_s - began_s)
-            return next_turns(later, others, until_s - spent_s, kept_s, trial_left_s, costs)
+            return race.next_turns(later, others, until_s - spent_s, kept_s, trial_left_s, costs)
 
         try:
             candidate = Candidate(tuple(settings))
@@ -290,7 +280,7 @@ class Trial:
         bare: Measured | None = None
         cured: list[tuple[Row, Measured]] = []
         try:
-            for row in order([None, *lot], len(history.bare)):
+            for row in race.order([None, *lot], len(history.bare)):
                 if row is None:
                     bare = self._go(Candidate(), "as it is")
                     history.bare.append(bare)
@@ -299,7 +289,7 @@ class Trial:
                     # A start with all would leave too little time for any answer, or for others.
                     left_s = until_s - self._spent() - (2 * FEWEST - 1) * bare.seconds
                     others = [other for other in rows if other.within]
-                    if left_s < kept(others, max(left_s, 0.0), costs_of(history)):
+                    if left_s < race.kept(others, max(left_s, 0.0), race.costs_of(history)):
                         continue
                 try:
                     cured.append((row, self._go(row.candidate, str(row.candidate), lot=[row])))
@@ -359,7 +349,7 @@ class Trial:
         if best is None or not best.within:
             return
         others = [Row(best.candidate, period=best.period) for _ in range(_STARTS - 1)]
-        left_s, costs = history.request.budget_s - self._spent(), costs_of(history)
+        left_s, costs = history.request.budget_s - self._spent(), race.costs_of(history)
         if sum(costs.answer([row]) for row in others) > left_s:
             return
         turns = history.turns([best])

@@ -33,6 +33,7 @@ from gputrace.model.events import Kind, number_ids
 from gputrace.model.results import Analysis, Gaps
 from gputrace.model.struct import UNKNOWN, Column
 from gputrace.model.time_class import CLASSES
+from gputrace.report import wording
 from gputrace.report.comparison import document as comparison_document
 from gputrace.report.document import TEXT_COLUMNS, Document, Limits, Table, present, tabulate
 from gputrace.report.html.charts import (
@@ -55,16 +56,6 @@ from gputrace.report.html.charts import (
 )
 from gputrace.report.html.timeline import Material, facts, file_name, timeline_charts
 from gputrace.report.tables import document
-from gputrace.report.wording import (
-    card_name,
-    describe_numbers,
-    describe_parts,
-    gap_cause,
-    gpu_label,
-    kernel_labels,
-    run_parts,
-    shown_findings,
-)
 from gputrace.units import format_ns, format_number, format_share
 from gputrace.version import __version__
 
@@ -223,7 +214,7 @@ def _content(material: Material) -> SimpleNamespace:
     """
     analysis = material.analysis
     report = document(analysis, _LIMITS)
-    verdict, shown = report.head[0], shown_findings(analysis)
+    verdict, shown = report.head[0], wording.shown_findings(analysis)
     first = shown[0] if len(shown) > len(report.findings) else None
     hosts = dict.fromkeys(link.host for link in analysis.links)
     matrices = present(_matrix(host, analysis) for host in hosts)
@@ -255,8 +246,8 @@ def _content(material: Material) -> SimpleNamespace:
         tables=report.tables,
         phases=_phases(analysis),
         parts=_parts(analysis),
-        parts_told=describe_parts(run_parts(analysis)),
-        numbers_told=describe_numbers(analysis),
+        parts_told=wording.describe_parts(wording.run_parts(analysis)),
+        numbers_told=wording.describe_numbers(analysis),
         sections={**report.sections, "links": links},
         all_kernels=_all_kernels(material.scene),
         longest=tuple(_longest(analysis)),
@@ -290,7 +281,7 @@ def _all_kernels(scene: Scene) -> Table:
             found[id] = [count + row[0], ns + row[1], max(most, row[2])]
     rows_of = sorted(found.items(), key=lambda item: -item[1][1])[:_MOST_KERNELS]
     names = [operation_name(scene.names, id, Kind.KERNEL) for id, _ in rows_of]
-    labels = kernel_labels(names, _NAME)
+    labels = wording.kernel_labels(names, _NAME)
     columns = (
         Column("", lambda row: row[0]),
         Column("launches", lambda row: row[1][0], "{:,}"),
@@ -346,7 +337,7 @@ def _gap_list(material: Material) -> dict[str, Any]:
         "",
         (
             Column("length", lambda worst: worst.gap.length_ns, format_ns),
-            Column("gpu", lambda worst: gpu_label(worst.gap, analysis)),
+            Column("gpu", lambda worst: wording.gpu_label(worst.gap, analysis)),
             Column("from", lambda worst: f"{(worst.gap.start_ns - origin) / 1e9:.6f} s"),
             Column("step", lambda worst: worst.gap.step, "{}", ""),
             Column("cause", charged),
@@ -405,7 +396,7 @@ _COLORS: Final = {"measured": "#009e73", "warm-up": PHASES["warmup"], **PHASES}
 
 def _parts(analysis: Analysis) -> list[dict[str, Any]]:
     """Return the parts of the run for a strip that is 1,000 wide."""
-    parts = run_parts(analysis)
+    parts = wording.run_parts(analysis)
     return [
         {
             "x": 1000 * (part.start - parts[0].start) / (parts[-1].end - parts[0].start),
@@ -423,7 +414,7 @@ def _summary(material: Material) -> dict[str, str]:
     lanes = len(material.scene.lanes)
     shown = "".join(
         f" It first shows the steps around the largest gap, {format_ns(worst.gap.length_ns)} of "
-        f"{gap_cause(worst.gap, analysis)} on {gpu_label(worst.gap, analysis)}."
+        f"{wording.gap_cause(worst.gap, analysis)} on {wording.gpu_label(worst.gap, analysis)}."
         for worst in material.gaps[:1]
     )
     steps, each = analysis.steps, "GPU" if analysis.gpus else "rank"
@@ -468,7 +459,7 @@ def _curve_summaries(analysis: Analysis) -> dict[str, str]:
                 mean = sum(curve.mean[at] for at in rows) / len(rows) * scale
                 most = max(curve.high[at] for at in rows) * scale
                 text = f"{mean:,.{digits}f}{unit}, at most {most:,.{digits}f}{unit}"
-                captions[curve.name].append(f"{card_name(gpu.gpu, analysis)} {text}")
+                captions[curve.name].append(f"{wording.card_name(gpu.gpu, analysis)} {text}")
     part = "run" if window is None else "measured steps"
     return {
         name: f"Mean over the {part}: {'; '.join(parts)}.{f' {_COVERED}' * (len(parts) > 1)}"
@@ -495,7 +486,7 @@ def _matrix(host: str, analysis: Analysis) -> Table | None:
         staged = " through the host" if link.staged_copies else ""
         return f"{link.link or ''}{rate}{staged}".strip() or UNKNOWN
 
-    names = [card_name(gpu, analysis) for gpu in gpus]
+    names = [wording.card_name(gpu, analysis) for gpu in gpus]
     rows = tuple(
         (name, *(cell(row, column) for column in gpus))
         for name, row in zip(names, gpus, strict=True)

@@ -39,16 +39,7 @@ from gputrace.model.intervals import Intervals, union
 from gputrace.model.options import Window
 from gputrace.model.results import Analysis
 from gputrace.model.trace import Trace
-from gputrace.report.html.charts import (
-    GROUND,
-    PHASES,
-    add_tips,
-    class_list,
-    folded_range,
-    measured_window,
-    new_figure,
-    plain_text,
-)
+from gputrace.report.html import charts
 from gputrace.report.palette import LOOKS
 from gputrace.report.wording import capital, gpu_name, needs_ranks
 
@@ -93,13 +84,13 @@ def timeline_charts(material: Material) -> dict[str, figure]:
     tall, low = _LANE_PX
     lane_px = tall if len(scene.lanes) <= _MANY else low
     detail = _figure(scene, "timeline", 90 + lane_px * len(scene.lanes), shown)
-    measured = measured_window(material.analysis) or scene.span
+    measured = charts.measured_window(material.analysis) or scene.span
     part = tuple((at - origin) / 1e9 for at in measured)
     over = _figure(
         scene,
         "overview",
         64 + (12 if lane_px == tall else 6) * len(scene.lanes),
-        folded_range((part[0], part[1]), whole),
+        charts.folded_range((part[0], part[1]), whole),
     )
     over.add_tools(RangeTool(x_range=shown, start_gesture="pan"))
     over.toolbar_location = None
@@ -128,7 +119,7 @@ def _row_figure(shown: Range1d) -> figure:
     """Return the empty chart of streams and threads; the page's script fills it and sets its
     height.
     """
-    plot = new_figure(
+    plot = charts.new_figure(
         "rows",
         40,
         x_range=shown,
@@ -137,19 +128,19 @@ def _row_figure(shown: Range1d) -> figure:
         toolbar_location=None,
         margin=0,
         min_border_bottom=0,
-        background_fill_color=GROUND,
+        background_fill_color=charts.GROUND,
         background_fill_alpha=1,
     )
     plot.grid.visible = plot.xaxis.visible = False
     plot.yaxis[0].update(axis_line_alpha=0, major_tick_line_alpha=0, ticker=[])
     columns = (*_QUAD[:5], "name", "row", "length", "step", "launch")
-    look: dict[str, Any] = {"fill_color": "color", "line_color": GROUND, "line_width": 0.6}
+    look: dict[str, Any] = {"fill_color": "color", "line_color": charts.GROUND, "line_width": 0.6}
     boxes = plot.quad(*_SIDES, source=_empty("rows-boxes", columns), **look)
     # What is not selected stays as it is.
     boxes.nonselection_glyph = None
     tips = [(name, f"@{name}") for name in ("name", "row", "launch", "length", "step")]
     tips.append(("from", "@left{0.000000000} s"))
-    add_tips(plot, boxes, tips, attachment="below")
+    charts.add_tips(plot, boxes, tips, attachment="below")
     plot.add_tools(TapTool(renderers=[boxes], visible=False))
     # What a server sends in place of what the page has.
     plot.tags = [_empty("rows-served", ("text",))]
@@ -231,9 +222,9 @@ def facts(material: Material) -> dict[str, Any]:
     measured = [step for step in material.analysis.step_list if step.phase == "steady"]
     slowest = max(measured, key=lambda step: step.end_ns - step.start_ns, default=None)
     return {
-        "classes": class_list(),
-        "phases": PHASES,
-        "ground": GROUND,
+        "classes": charts.class_list(),
+        "phases": charts.PHASES,
+        "ground": charts.GROUND,
         "start": scene.span.start - scene.origin,
         "end": scene.span.end - scene.origin,
         "shortest": _shortest(scene),
@@ -252,19 +243,20 @@ def lane_label(lane: SceneLane, scene: Scene) -> str:
     """Return ``gpu 3``, with rank and host where they differ between lanes."""
     label = gpu_name(lane.gpu, lane.rank, lane.gpu_known, needs_ranks(scene.lanes))
     several = lane.gpu is not None and len({other.host for other in scene.lanes}) > 1
-    return plain_text(label + (f" {plain_text(lane.host, 24)}" if several else ""), 60)
+    host = f" {charts.plain_text(lane.host, 24)}" if several else ""
+    return charts.plain_text(label + host, 60)
 
 
 def _figure(scene: Scene, name: str, height: int, x_range: Range1d) -> figure:
     count = len(scene.lanes)
-    plot = new_figure(
+    plot = charts.new_figure(
         name,
         height,
         x_range=x_range,
         y_range=(0, count + (0.5 if name == "timeline" else 0)),
         x_axis_label="seconds",
         tools="xbox_zoom" if name == "timeline" else "",
-        background_fill_color=GROUND,
+        background_fill_color=charts.GROUND,
         background_fill_alpha=1,
     )
     plot.toolbar.active_drag = None
@@ -294,7 +286,7 @@ def _glyphs(plot: figure, name: str) -> None:
         plot.quad(*_SIDES, source=hits, fill_color="#ffff00", line_color=None)
         return
     tips = [("", "@what"), ("share", "@share"), ("from", "@left{0.000000000} s")]
-    add_tips(plot, bars, tips)
+    charts.add_tips(plot, bars, tips)
     for kind, alpha, line, width in (("steps", 0.35, "#9a9aa5", 1), ("chosen", 0, "#ffffff", 2)):
         look = {"fill_color": "color", "fill_alpha": alpha, "line_color": line, "line_width": width}
         plot.quad(*_SIDES, source=_empty(f"{name}-{kind}", _QUAD[:5]), **look)
@@ -393,7 +385,7 @@ def read_parts(trace: Trace, scene: Scene, most: int = MOST_OPERATIONS) -> Trace
     why, shard = {}, Shard(trace)
     for number in slow_steps(scene.analysis):
         message = explain_step(scene, number, shard, evidence=False).message
-        why[number] = plain_text(f"{capital(message)}.", 400)
+        why[number] = charts.plain_text(f"{capital(message)}.", 400)
     return TraceParts(_packed(trace, scene, rows, within) if rows else "", why)
 
 
@@ -406,7 +398,7 @@ def read_window(trace: Trace, scene: Scene, window: Window) -> str:
 
 def _longest_kernel(scene: Scene, analysis: Analysis) -> list[Window]:
     """Return the time of the longest kernel that begins in the measured steps; empty for none."""
-    measured = measured_window(analysis) or scene.span
+    measured = charts.measured_window(analysis) or scene.span
     longest = []
     for known in (lane.operations for lane in scene.lanes):
         if known is None:
@@ -440,14 +432,14 @@ def _packed(trace: Trace, scene: Scene, rows: Sequence[TrackRow], within: Interv
     if within is not None:
         spans = (np.column_stack([within.start, within.end]) - scene.origin).tolist()
     packed = {
-        "names": [plain_text(text, _LONGEST_NAME) for text in texts],
-        "short": [plain_text(text, 80) for text in shown],
+        "names": [charts.plain_text(text, _LONGEST_NAME) for text in texts],
+        "short": [charts.plain_text(text, 80) for text in shown],
         "within": spans,
         "rows": [
             {
                 "lane": row.lane,
                 "group": row.group,
-                "label": plain_text(row.track.name, 40),
+                "label": charts.plain_text(row.track.name, 40),
                 "process": row.process,
                 "track": -1 if row.on_gpu else row.track.kind_index,
                 "kind": classify(trace, row.track.events).tolist() if row.on_gpu else [],

@@ -18,27 +18,10 @@ from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from gputrace.analyzers.gpu_shards import Shard
-from gputrace.analyzers.timeline_model import SORTS, GapTable, Scene, SceneLane, most_visible
-from gputrace.analyzers.timeline_model.gaps import (
-    GapDetail,
-    IssuingCall,
-    describe_gap,
-    explain_step,
-    operation_at,
-)
+from gputrace.analyzers.timeline_model import SORTS, GapTable, Scene, SceneLane, gaps, most_visible
 from gputrace.analyzers.timeline_model.trace_rows import stream_lanes, thread_lanes
 from gputrace.report.palette import Palette
-from gputrace.report.tui.panes import (
-    PANES,
-    GapList,
-    Pane,
-    gap_text,
-    legend_text,
-    operation_text,
-    status_text,
-    step_text,
-    verdict_text,
-)
+from gputrace.report.tui import panes
 from gputrace.report.tui.screen import (
     FILTER,
     KEYS,
@@ -118,7 +101,7 @@ class BrowseApp(TerminalApp[None]):
         """True while the lanes take the whole screen."""
         self.timeline = Timeline(self.board, self.palette)
         self.ruler = Ruler(self.board, self.palette, self.timeline)
-        self.gap_list = GapList(self.board, self.palette)
+        self.gap_list = panes.GapList(self.board, self.palette)
         self.detail_text = Text()
         """Details of the selection."""
         self._pattern = ""
@@ -139,7 +122,7 @@ class BrowseApp(TerminalApp[None]):
         yield Static(id="legend", markup=False)
         yield Static(id="status", markup=False)
         yield Static(id="tabs", markup=False)
-        yield Pane(self._draw_pane, id="pane", can_focus=False)
+        yield panes.Pane(self._draw_pane, id="pane", can_focus=False)
         with Container(id="below"):
             yield self.gap_list
             with VerticalScroll(id="detail-box", can_focus=False):
@@ -266,11 +249,11 @@ class BrowseApp(TerminalApp[None]):
     def show(self) -> None:
         """Redraw everything."""
         board, width = self.board, self.size.width
-        if verdicts := verdict_text(board.scenes):
+        if verdicts := panes.verdict_text(board.scenes):
             self.update_text("#verdict", verdicts)
-        self.update_text("#legend", legend_text(board.lanes, self.palette, width))
-        self.update_text("#status", status_text(board, self.gap_list.index, width - 2))
-        names = {name: name for name in (_GAPS, *PANES)}
+        self.update_text("#legend", panes.legend_text(board.lanes, self.palette, width))
+        self.update_text("#status", panes.status_text(board, self.gap_list.index, width - 2))
+        names = {name: name for name in (_GAPS, *panes.PANES)}
         self.gap_list.display = bool(len(self.board.table)) or not self._opened
         if not self.gap_list.display:
             # Of the host alone, there are steps to explain in place of gaps, and no kernels.
@@ -281,7 +264,7 @@ class BrowseApp(TerminalApp[None]):
             if name
         ]
         self.update_text("#tabs", Text(" ").join(tabs))
-        pane, has_gaps = self.query_one(Pane), self.pane == _GAPS
+        pane, has_gaps = self.query_one(panes.Pane), self.pane == _GAPS
         pane.display = not has_gaps and not self.enlarged
         self.query_one("#below").display = has_gaps and not self.enlarged
         pane.show_board()
@@ -294,7 +277,7 @@ class BrowseApp(TerminalApp[None]):
         self.pane = name
         if name == _GAPS and not self.gap_list.display and not self.detail_text:
             self.action_explain_step()
-        self.query_one(Pane).scroll_home(animate=False)
+        self.query_one(panes.Pane).scroll_home(animate=False)
         self.show()
 
     def _draw_pane(self, height: int) -> Text:
@@ -308,7 +291,8 @@ class BrowseApp(TerminalApp[None]):
             name = clean(self.sources[trace].paths[0].name, 60)
             head = Text(f"{'AB'[trace]} {name}, the trace at the cursor\n", "bold")
         height = max(height, 6) - bool(head)
-        return head + PANES[self.pane](scene.analysis, self.size.width - 4, height, self.palette)
+        text_of = panes.PANES[self.pane]
+        return head + text_of(scene.analysis, self.size.width - 4, height, self.palette)
 
     # Window, cursor and selection:
 
@@ -330,7 +314,7 @@ class BrowseApp(TerminalApp[None]):
         self.board.cursor_lane, self.board.cursor = message.lane, message.moment
         self.action_pick()
 
-    def on_gap_list_chosen(self, message: GapList.Chosen) -> None:
+    def on_gap_list_chosen(self, message: panes.GapList.Chosen) -> None:
         self.select(message.index)
 
     def action_zoom(self, factor: float) -> None:
@@ -367,8 +351,8 @@ class BrowseApp(TerminalApp[None]):
 
         def read() -> None:
             if scene is not None and scene.analysis is not None:
-                found = explain_step(scene, number, Shard(source.trace))
-                self.later(lambda: self._set_detail(step_text(found, shown)))
+                found = gaps.explain_step(scene, number, Shard(source.trace))
+                self.later(lambda: self._set_detail(panes.step_text(found, shown)))
 
         source.ask(read)
         self.pane = _GAPS
@@ -411,7 +395,7 @@ class BrowseApp(TerminalApp[None]):
     def action_gap(self, by: int) -> None:
         """Go on in the list of gaps, or scroll what is shown in its place."""
         if self.pane != _GAPS and not self.enlarged:
-            self.query_one(Pane).scroll_relative(y=by, animate=False)
+            self.query_one(panes.Pane).scroll_relative(y=by, animate=False)
             return
         self.select(self.gap_list.index + by if self.board.selected is not None else 0)
 
@@ -621,13 +605,13 @@ class BrowseApp(TerminalApp[None]):
 
         def read() -> None:
             if scene is not None and board.selected == row and board.picked is None:
-                detail = describe_gap(source.trace, scene, in_trace)
+                detail = gaps.describe_gap(source.trace, scene, in_trace)
                 self.later(lambda: self._gap_read(row, shown, detail))
 
         # Reading at once would delay drawing the selection, and the repeats of a key held down.
         self.set_timer(_REST_S, lambda: source.ask(read))
 
-    def _gap_read(self, row: int, shown: ShownLane, detail: GapDetail) -> None:
+    def _gap_read(self, row: int, shown: ShownLane, detail: gaps.GapDetail) -> None:
         scene = self.board.scenes[shown.trace]
         if self.board.selected != row or self.board.picked is not None:
             return
@@ -635,7 +619,8 @@ class BrowseApp(TerminalApp[None]):
             return
         labels = [gpu.label for gpu in self.board.gpus if gpu.trace == shown.trace]
         where = self.board.steps_around(row)
-        self._set_detail(gap_text(detail, scene.analysis, shown.label, labels, shown.zero, where))
+        text = panes.gap_text(detail, scene.analysis, shown.label, labels, shown.zero, where)
+        self._set_detail(text)
 
     def _show_operation(self, picked: Picked) -> None:
         source, scene = self.sources[picked.lane.trace], self.board.scenes[picked.lane.trace]
@@ -643,10 +628,10 @@ class BrowseApp(TerminalApp[None]):
 
         def read() -> None:
             if scene is not None and self.board.picked == picked:
-                operation = operation_at(scene, operations, picked.row)
+                operation = gaps.operation_at(scene, operations, picked.row)
                 launch = source.issuer(scene, operations, picked.row)
                 what = shown.lane.layers.classes[int(operations.classes[picked.row])]
-                text = operation_text(operation, launch, shown.label, what, shown.zero)
+                text = panes.operation_text(operation, launch, shown.label, what, shown.zero)
                 self.later(lambda: self._set_detail(text))
 
         source.ask(read)
@@ -669,7 +654,7 @@ class BrowseApp(TerminalApp[None]):
 
         source.ask(read)
 
-    def _go_to(self, picked: Picked, launch: IssuingCall | None) -> None:
+    def _go_to(self, picked: Picked, launch: gaps.IssuingCall | None) -> None:
         """Show a launch together with its operation."""
         if launch is None:
             self.notify("the trace does not show which call issued it", markup=False)

@@ -28,6 +28,7 @@ from gputrace.model.comparison import StepExplanation
 from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
+from gputrace.report import wording
 from gputrace.report.document import room_for_names
 from gputrace.report.palette import LOOKS, SEVERITIES, Palette
 from gputrace.report.step import worth_listing
@@ -35,15 +36,6 @@ from gputrace.report.tables import BESIDE_KERNELS, kernels_table
 from gputrace.report.text import open_console, print_table, without_blanks
 from gputrace.report.tui.state import CURVE_LOOKS, Board, ShownLane
 from gputrace.report.tui.timeline import bar_rows, class_words
-from gputrace.report.wording import (
-    capital,
-    describe_numbers,
-    explain,
-    label,
-    moment,
-    shown_findings,
-    verdict,
-)
 from gputrace.sanitize import clean, sentence
 from gputrace.units import format_change, format_count, format_ns, format_ranges, format_share
 
@@ -108,7 +100,7 @@ class GapList(ScrollView, can_focus=False):
         texts = {
             "lane": self.board.gpus[int(table.lane[row])].label,
             "length": format_ns(end - start),
-            "start": moment(start),
+            "start": wording.moment(start),
             "step": "" if step == NO_STEP else str(step),
             "cause": self._charged(row) or class_words(cause),
         }
@@ -159,10 +151,10 @@ def verdict_text(scenes: Sequence[Scene | None]) -> Text:
             continue
         if len(scenes) > 1:
             text.append(f"{'AB'[trace]} ", "bold")
-        findings = shown_findings(scene.analysis)
+        findings = wording.shown_findings(scene.analysis)
         style = SEVERITIES[findings[0].severity if findings else "none"]
-        text.append(f"{clean(verdict(scene.analysis))}  ", style)
-        text.append(f"{numbers}  " if (numbers := describe_numbers(scene.analysis)) else "")
+        text.append(f"{clean(wording.verdict(scene.analysis))}  ", style)
+        text.append(f"{numbers}  " if (numbers := wording.describe_numbers(scene.analysis)) else "")
     return text
 
 
@@ -193,7 +185,7 @@ def legend_text(lanes: Sequence[ShownLane], palette: Palette, width: int) -> Tex
 
 def status_text(board: Board, index: int, width: int) -> Text:
     """Return window, cursor and the index of the gap in the list, as far as they fit."""
-    parts = [f"window {format_ns(board.view.length)}", f"cursor {moment(board.cursor)}"]
+    parts = [f"window {format_ns(board.view.length)}", f"cursor {wording.moment(board.cursor)}"]
     if len(board.marks) == 2:
         parts.insert(0, f"a to b {format_ns(abs(board.marks[1] - board.marks[0]))}")
     number = index + 1 if len(board.rows) else 0
@@ -233,7 +225,7 @@ def gap_text(
     """
     gap, text = detail.gap, Text()
     text.append(f"{name}: nothing for {format_ns(gap.length_ns)}", "bold")
-    text.append(f", from {moment(gap.start_ns - zero)}{where and ', '}{where}\n")
+    text.append(f", from {wording.moment(gap.start_ns - zero)}{where and ', '}{where}\n")
     # A small screen shows no more: what the host did says more than the cause, which the list has.
     if gap.evidence:
         text.append(f"{clean(gap.evidence)}\n")
@@ -279,7 +271,7 @@ def step_text(found: StepExplanation, shown: ShownLane) -> Text:
     Of the GPU of the lane ``shown``, if that is another one, the length is told.
     """
     first, text = found.gpus[0], Text()
-    text.append(f"{clean(capital(found.message))}\n", "bold")
+    text.append(f"{clean(wording.capital(found.message))}\n", "bold")
     for row in found.gpus[1:]:
         if (row.gpu, row.rank) == (shown.lane.gpu, shown.lane.rank):
             length, more = format_ns(row.end_ns - row.start_ns), format_change(row.more_ns)
@@ -294,7 +286,7 @@ def step_text(found: StepExplanation, shown: ShownLane) -> Text:
         text.append("kernels that differ\n", "bold")
     for kernel in first.kernels:
         count = f"{kernel.launches} launches, usually {kernel.usual_launches}"
-        text.append(f"- {label(kernel.name)} {format_change(kernel.more_ns)} ({count})\n")
+        text.append(f"- {wording.label(kernel.name)} {format_change(kernel.more_ns)} ({count})\n")
     if found.advice:
         text.append("what to do\n", "bold").append(f"{clean(found.advice)}\n")
     return text
@@ -307,7 +299,7 @@ def operation_text(
     text = Text()
     length = operation.end_ns - operation.start_ns
     text.append(f"{name}: {format_ns(length)} of {what}", "bold")
-    text.append(f", from {moment(operation.start_ns - zero)}\n")
+    text.append(f", from {wording.moment(operation.start_ns - zero)}\n")
     text.append(f"{clean(operation.name, 1_000)}\n")
     if operation.bytes >= 0:
         rate = f", {operation.bytes / length:.1f} GB/s" if length else ""
@@ -338,7 +330,7 @@ def _operation(when: str, operation: Operation | None) -> str:
         return f"- {when}: nothing\n"
     size = f", {format_count(operation.bytes, 'byte')}" if operation.bytes >= 0 else ""
     length = format_ns(operation.end_ns - operation.start_ns)
-    return f"- {when}: {label(operation.name)} ({length}{size})\n"
+    return f"- {when}: {wording.label(operation.name)} ({length}{size})\n"
 
 
 def _shares(shares: Mapping[str, int], length: int) -> str:
@@ -365,13 +357,13 @@ def findings_pane(analysis: Analysis, width: int, height: int, palette: Palette)
     """List all findings with their advice, the most important first."""
     del width, height, palette
     text = Text()
-    for finding in shown_findings(analysis):
+    for finding in wording.shown_findings(analysis):
         text.append(f"{finding.id} ", SEVERITIES[finding.severity] or "bold")
-        text.append(f"{sentence(capital(finding.message))}.\n")
-        for name, line in explain(analysis, finding):
+        text.append(f"{sentence(wording.capital(finding.message))}.\n")
+        for name, line in wording.explain(analysis, finding):
             text.append(f"  {name}: " if name else "  ", "bold")
             text.append(f"{sentence(line)}\n", "dim")
-    return text or Text(verdict(analysis))
+    return text or Text(wording.verdict(analysis))
 
 
 def kernels_pane(analysis: Analysis, width: int, height: int, palette: Palette) -> Text:
