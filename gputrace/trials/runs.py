@@ -436,9 +436,7 @@ class Program:
         slowest = max(measured, key=lambda each: _mean(each, warmup))
         first = min(measured, key=lambda each: each.rank or 0)
         losses = [loss for loss in first.losses[warmup:] if loss is not None]
-        reasons: dict[str, str] = {}
-        for each in left:
-            reasons |= each.reasons
+        reasons = {cure: why for each in left for cure, why in each.reasons.items()}
         return Measured(
             step_ns=_mean(slowest, warmup),
             steps=len(slowest.ends) - warmup,
@@ -577,9 +575,7 @@ class CuredStudy:
         """Return why a finished run was not changed as asked; empty if it was."""
         left = _left_in(folder)
         changed = {change.cure for each in left for change in each.changes}
-        reasons: dict[str, str] = {}
-        for each in left:
-            reasons |= each.reasons
+        reasons = {cure: why for each in left for cure, why in each.reasons.items()}
         return why_idle(self._candidate(cures), changed, reasons)
 
     def _candidate(self, cures: str) -> Candidate:

@@ -221,7 +221,7 @@ def _needless(source: Source, within: Sequence[ast.AST]) -> list[ast.stmt]:
     group = [top]
     while len(group) != end:
         end = len(group)
-        uses = [n for n in range(at + 1, len(block)) if stored & _loaded(block[n])]
+        uses = [n for n in range(at + 1, len(block)) if stored & _variables(block[n], ast.Load)]
         group = block[at : max(uses, default=at) + 1]
         stored = set().union(*map(_stored, group))
     return group if _can_be_left_out(source, group, scope) else []
@@ -315,18 +315,17 @@ def _is_field(node: ast.AST, use: type[ast.expr_context]) -> TypeGuard[ast.Attri
     return isinstance(node, ast.Attribute) and isinstance(node.ctx, use)
 
 
-def _loaded(within: ast.stmt) -> set[str]:
-    """Return the variables that a statement reads."""
+def _variables(within: ast.stmt, use: type[ast.expr_context]) -> set[str]:
+    """Return the variables that a statement reads, or sets."""
     names = [node for node in ast.walk(within) if isinstance(node, ast.Name)]
-    return {name.id for name in names if isinstance(name.ctx, ast.Load)}
+    return {name.id for name in names if isinstance(name.ctx, use)}
 
 
 def _stored(within: ast.stmt) -> set[str]:
     """Return the variables that a statement sets, less those that it declares to be global."""
-    names = [node for node in ast.walk(within) if isinstance(node, ast.Name)]
     declared = [node for node in ast.walk(within) if isinstance(node, ast.Global | ast.Nonlocal)]
     outer = {name for node in declared for name in node.names}
-    return {name.id for name in names if isinstance(name.ctx, ast.Store)} - outer
+    return _variables(within, ast.Store) - outer
 
 
 def _under_condition(source: Source, group: Sequence[ast.stmt], condition: str) -> set[TextEdit]:
