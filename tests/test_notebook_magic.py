@@ -26,8 +26,8 @@ def train(steps):
 """
 GPU: Final = """
 import ctypes, os, struct, time
-from gputrace.collectors import in_process as inside
-inside.has_driver = lambda: True
+from gputrace.collectors import in_process as inside, job_tasks
+inside.has_driver = job_tasks.has_driver = lambda: True
 def start_cuda():
     global cupti
     ctypes.CDLL("libcuda.so.1")

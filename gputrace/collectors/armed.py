@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import socket
@@ -25,7 +24,7 @@ from gputrace.collectors.backends import HOST, choose
 from gputrace.collectors.backends.cupti import CUPTI
 from gputrace.collectors.masking import masked
 from gputrace.collectors.nvml import Sampler
-from gputrace.collectors.processes import read_environment, read_stat
+from gputrace.collectors.processes import has_ended, read_environment, read_stat
 from gputrace.collectors.session import OF_A_PROCESS, finish, spool_of, with_hooks
 from gputrace.collectors.slow_steps import copy_ring
 from gputrace.collectors.spool import LATEST, copy_since
@@ -180,12 +179,6 @@ def meet(path: Path) -> ArmedProcess | None:
     )
 
 
-def has_ended(pid: int) -> bool:
-    """Return whether there is no such process here, or a zombie."""
-    status = read_stat(pid)
-    return status is None or status[0] == b"Z"
-
-
 def _first_pid(folder: Path) -> str:
     """Return the pid of the process that made a folder."""
     return folder.name.partition("-")[0]
@@ -322,13 +315,8 @@ def keep_ring(members: Sequence[ArmedProcess], target: Path) -> None:
 def _describe(members: Sequence[ArmedProcess], target: Path) -> dict[str, str]:
     """Write down what the processes in a folder are; return that."""
     task = job_tasks.find_task(read_environment(members[0].pid) or {})
-    meta = {
-        "command": json.dumps(members[0].command.split()),
-        "hostname": socket.gethostname(),
-        "backend": HOST.name if all(m.gpu == "none" for m in members) else CUPTI.name,
-        "driver": "yes" if has_driver() else "no",
-        **({"job": task.job, "world_size": str(task.tasks)} if task is not None else {}),
-    }
+    backend = HOST if all(member.gpu == "none" for member in members) else CUPTI
+    meta = job_tasks.describe(members[0].command.split(), backend.name, task)
     for member in members if "job" in meta else ():
         (target / f"{member.rank or 0}.task").touch()
     job_tasks.write_meta(target, meta)

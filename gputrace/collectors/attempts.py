@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -17,6 +17,21 @@ from gputrace.collectors.spool.activity import ON_GPU, Spool
 from gputrace.collectors.spool.host_events import HostEvents
 from gputrace.model.attempts import Life
 from gputrace.model.events import UNKNOWN
+
+_RANKS: Final = (
+    *("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"),
+    *("PMI_RANK", "PMIX_RANK", "SLURM_PROCID"),
+)
+
+
+def rank_of(info: Mapping[str, str]) -> int | None:
+    """Return the rank of a process from its environment."""
+    return first_number(info, _RANKS)
+
+
+def first_number(info: Mapping[str, str], keys: Sequence[str]) -> int | None:
+    """Return the number under the first of these keys that has one."""
+    return next((int(info[key]) for key in keys if info.get(key, "").isdecimal()), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +54,6 @@ def read_lives(
     folder: Path,
     spools: Sequence[Spool],
     hosts: Sequence[HostEvents],
-    rank_of: Callable[[Mapping[str, str]], int | None],
 ) -> dict[tuple[str, int], Life]:
     """Return the lives of a recording's processes by host and pid; times are CLOCK_REALTIME.
 
@@ -54,7 +68,7 @@ def read_lives(
     for file in every:
         files.setdefault((file.host, file.pid), []).append(file)
     groups: dict[tuple[str, int | str], list[_Known]] = {}
-    known = (_known(key, of, exits.get(key), rank_of) for key, of in files.items())
+    known = (_known(key, of, exits.get(key)) for key, of in files.items())
     for each in sorted(known, key=lambda each: each.life.start):
         groups.setdefault((each.host, each.group), []).append(each)
     lives = {
@@ -74,7 +88,6 @@ def _known(
     key: tuple[str, int],
     files: Sequence[HostEvents | Spool],
     ended: tuple[int, int] | None,
-    rank_of: Callable[[Mapping[str, str]], int | None],
 ) -> _Known:
     info: dict[str, str] = {}
     for file in files:

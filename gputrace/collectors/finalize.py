@@ -12,7 +12,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.attempts import read_lives
+from gputrace.collectors.attempts import first_number, rank_of, read_lives
 from gputrace.collectors.backend import Merged
 from gputrace.collectors.clock_correction import correct_clocks
 from gputrace.collectors.nvml.log import NvmlLog, make_steady, read_nvml, tables
@@ -21,8 +21,7 @@ from gputrace.collectors.spool.host_events import (
     HostEvents,
     Records,
     counts,
-    join_hosts,
-    read_host_file,
+    read_hosts,
     take_backward_passes,
 )
 from gputrace.errors import InputError
@@ -53,7 +52,7 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     spools: list[activity.Spool] = read_all(
         folder, "*.spool", activity.read_spool, activity.join_spools, problems
     )
-    hosts: list[HostEvents] = read_all(folder, "*.host", read_host_file, join_hosts, problems)
+    hosts = read_hosts(folder, problems)
     if hold_something(problems) and not spools and not hosts:
         raise problems[0]
     correct_clocks(spools, hosts)
@@ -518,7 +517,7 @@ def write_process(
     machine: int = THIS_MACHINE,
 ) -> None:
     """Write a process's identity, from its environment."""
-    rank, size, local = (_number(info, keys) for keys in (_RANKS, _SIZES, _LOCAL))
+    rank, size, local = rank_of(info), first_number(info, _SIZES), first_number(info, _LOCAL)
     note = info.get("no_gpu_activity", info.get("last_flush"))
     columns = ["globalPid", "pid", "host", "rank", "worldSize", "localRank", "whole", "note"]
     row = (global_pid(pid, machine), pid, host, rank, size, local, int(whole), note)
@@ -537,7 +536,7 @@ def write_lives(
 
     ``start`` is the session's on CLOCK_REALTIME, ``machine`` the upper 16 bits of global ids.
     """
-    lives = list(read_lives(folder, spools, hosts, rank_of).values())
+    lives = list(read_lives(folder, spools, hosts).values())
     rows = [
         (
             *(global_pid(life.process, machine), life.attempt),
@@ -551,24 +550,11 @@ def write_lives(
     return list(describe_lives(lives, choose_attempt(lives), start))
 
 
-_RANKS: Final = (
-    *("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"),
-    *("PMI_RANK", "PMIX_RANK", "SLURM_PROCID"),
-)
 _SIZES: Final = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _LOCAL: Final = (
     *("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     *("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"),
 )
-
-
-def rank_of(info: Mapping[str, str]) -> int | None:
-    """Return the rank of a process from its environment."""
-    return _number(info, _RANKS)
-
-
-def _number(info: Mapping[str, str], keys: Sequence[str]) -> int | None:
-    return next((int(info[key]) for key in keys if info.get(key, "").isdecimal()), None)
 
 
 def write_session(writer: TraceWriter, start: int, meta: Mapping[str, str]) -> None:

@@ -27,7 +27,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from gputrace.collectors.processes import read_stat
+from gputrace.collectors.processes import has_ended
 from gputrace.units import format_ns
 
 MOST: Final = 3
@@ -132,7 +132,7 @@ class Hangs:
         waits = any(ring.entered > ring.left for ring in rings)
         has_begun = waits or any(ring.steps for ring in rings)
         # Who has come to the end of its program may take its time to leave.
-        alive = [ring for ring in rings if not ring.ended_ns and _is_alive(ring.pid)]
+        alive = [ring for ring in rings if not (ring.ended_ns or has_ended(ring.pid))]
         late = now - self._since >= self._after_s
         if late and has_begun and alive and self._told_at is None and self._made < MOST:
             self._told_at = now
@@ -213,7 +213,7 @@ class Hangs:
 
     def _row(self, ring: Ring) -> dict[str, Any]:
         names = ("pid", "rank", "ranks", "began_ns", "ended_ns", "steps")
-        alive = _is_alive(ring.pid)
+        alive = not has_ended(ring.pid)
         first = min(self._gone.values(), default=0.0) + _TOGETHER_S
         return {name: getattr(ring, name) for name in names} | {
             "alive": alive,
@@ -251,10 +251,6 @@ class Hangs:
             for path in prefix.parent.glob(f"{prefix.name}*"):
                 if path.is_file() and path.stat().st_mtime >= self._began:
                     yield path
-
-
-def _is_alive(pid: int) -> bool:
-    return (read_stat(pid) or (b"X",))[0] not in b"ZX"
 
 
 def _stacks(ring: Ring) -> list[list[str]]:

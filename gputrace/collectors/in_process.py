@@ -6,7 +6,6 @@ import atexit
 import ctypes
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from gputrace import marks
 from gputrace.collectors.armed import arming
 from gputrace.collectors.backend import Merged, has_driver
 from gputrace.collectors.backends.cupti import CUPTI, collector_library, cupti_folders
+from gputrace.collectors.job_tasks import describe
 from gputrace.collectors.nvml import Sampler
 from gputrace.collectors.session import HOOKS, can_be_read_meanwhile, finish
 from gputrace.collectors.spool import copy_since
@@ -105,12 +105,8 @@ class ProcessRecorder:
 
         for path in self._files():
             copy_since(path, self._cell / path.name, self._sizes.get(path.name, 0), self._began)
-        meta = {
-            "command": '["%%gputrace"]',
-            "hostname": socket.gethostname(),
-            "backend": "cupti" if self._gpu and self.obstacle is None else "host",
-            "driver": "yes" if has_driver() else "no",
-        }
+        backend = "cupti" if self._gpu and self.obstacle is None else "host"
+        meta = describe(["%%gputrace"], backend)
         if self._asked and self.obstacle:
             meta["no_gpu"] = self.obstacle
         merged = merge(self._cell, trace, meta)

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Final
 
+from gputrace.collectors.backend import has_driver
 from gputrace.collectors.launch import wait_for
 from gputrace.errors import InputError, UsageError
 
@@ -484,6 +486,17 @@ def spans_nodes(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     # Elastic runs give a minimum and a maximum, as 1:4.
     most = [count.rpartition(":")[2] for count in counts]
     return any(count.isdecimal() and int(count) > 1 for count in most)
+
+
+def describe(words: Sequence[str], backend: str, task: Task | None = None) -> dict[str, str]:
+    """Return what meta.json says of a recording from its start; ``words`` are the command's."""
+    meta = {
+        "command": json.dumps(words),
+        "hostname": socket.gethostname(),
+        "backend": backend,
+        "driver": "yes" if has_driver() else "no",
+    }
+    return meta if task is None else meta | {"job": task.job, "world_size": str(task.tasks)}
 
 
 def write_meta(folder: Path, meta: Mapping[str, str]) -> None:

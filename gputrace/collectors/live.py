@@ -12,9 +12,10 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.collectors.attempts import rank_of
 from gputrace.collectors.backend import bytes_in
 from gputrace.collectors.finalize import DOMAIN_CREATED as DOMAIN
-from gputrace.collectors.finalize import LEAD_NS, rank_of, write_all, write_host, write_logs
+from gputrace.collectors.finalize import LEAD_NS, write_all, write_host, write_logs
 from gputrace.collectors.job_tasks import began, holds_lock, read_meta
 from gputrace.collectors.nvml.log import NvmlLines, NvmlLog
 from gputrace.collectors.processes import orphans_of

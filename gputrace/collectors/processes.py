@@ -30,6 +30,12 @@ def read_stat(pid: int) -> list[bytes] | None:
         return None
 
 
+def has_ended(pid: int) -> bool:
+    """Return whether there is no such process here, or a zombie."""
+    status = read_stat(pid)
+    return status is None or status[0] in b"ZX"
+
+
 def read_environment(pid: int) -> dict[str, str] | None:
     """Return the environment that a process was started in; None if it may not be read."""
     try:

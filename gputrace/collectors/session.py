@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -63,14 +62,7 @@ def record(
     Raises CannotRun if the program does not start, MissingError if its recorder does not.
     """
     plan, team, task = prepared.plan, prepared.team, prepared.task
-    meta = {
-        "command": json.dumps(masked(prepared.command)),
-        "hostname": socket.gethostname(),
-        "backend": prepared.backend.name,
-        "driver": "yes" if has_driver() else "no",
-    }
-    if task is not None:
-        meta |= {"job": task.job, "world_size": str(task.tasks)}
+    meta = job_tasks.describe(masked(prepared.command), prepared.backend.name, task)
     job_tasks.write_meta(prepared.folder, meta)
     if prepared.backend is HOST and (names := _given(plan, *_NOT_BY_HOST)):
         why = "without a GPU to record, the host is recorded from start to end"

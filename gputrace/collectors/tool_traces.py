@@ -19,8 +19,7 @@ from gputrace.collectors.backend import Merged
 from gputrace.collectors.clock_correction import correct_clocks
 from gputrace.collectors.launch.supervised import ask
 from gputrace.collectors.nvml.log import read_nvml
-from gputrace.collectors.spool import read_all
-from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_host_file
+from gputrace.collectors.spool.host_events import HostEvents, read_hosts
 from gputrace.errors import InputError, MissingError
 from gputrace.model.names import demangle_all, short
 from gputrace.readers import nvprof_schema as schema
@@ -61,7 +60,7 @@ def convert_nsys(
     if nsys is None:
         raise MissingError(f"{report}: only nsys can export it, and it is not installed here")
     problems: list[InputError] = []
-    hosts: list[HostEvents] = read_all(folder, "*.host", read_host_file, join_hosts, problems)
+    hosts = read_hosts(folder, problems)
     correct_clocks([], hosts)
     with tempfile.TemporaryDirectory(prefix="gputrace-") as local:
         export = report.with_name("export.sqlite")
@@ -247,7 +246,7 @@ def convert_nvprof(
             notes.append(f"the activity of a process is lost: {path.name} is {error.problem}")
             unread = unread or path.stat().st_size > 0
     # nvprof's times are the wall clock's, and must stay in line with the hooks'.
-    hosts: list[HostEvents] = read_all(folder, "*.host", read_host_file, join_hosts, problems)
+    hosts = read_hosts(folder, problems)
     starts = [file.start for file in files if file.start is not None]
     start = min(starts + [host.started for host in hosts], default=time.time_ns())
     with TraceWriter(output) as writer:

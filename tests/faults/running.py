@@ -26,7 +26,8 @@ _POLL_S: Final = 0.005
 _OURS: Final = ("GPUTRACE", "FAKE", "FAULT", "CUDA", "NVTX", "LEDGER")
 _WITH_NVML: Final = (
     "import sys; from gputrace import cli; from gputrace.collectors import session as record\n"
-    "record.has_driver = lambda: True\nsys.exit(cli.run(sys.argv[1:]))"
+    "record.has_driver = record.job_tasks.has_driver = lambda: True\n"
+    "sys.exit(cli.run(sys.argv[1:]))"
 )
 """A recorder that believes in a driver, which only the stand-in for NVML is."""
 _ARMED: Final = (

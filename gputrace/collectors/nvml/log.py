@@ -20,8 +20,8 @@ from gputrace.collectors.nvml.queries import (
     SAMPLE,
     TOPOLOGY,
     Row,
-    ranges,
 )
+from gputrace.units import format_ranges
 
 _STEADY_NS: Final = 100_000
 """Drift of the wall clock below which it is not corrected, as for processes."""
@@ -195,8 +195,8 @@ def tables(log: NvmlLog) -> dict[str, Table]:
     )
     devices = []
     for device in log.devices:
-        cpus = device["cpuAffinity"]
-        shown = device | {"cpuAffinity": ranges(cpus) if cpus else None}
+        cpus = format_ranges(sorted(device["cpuAffinity"] or ())).replace(" ", "")
+        shown = device | {"cpuAffinity": cpus or None}
         described = (shown[name] for name in DEVICE)
         devices.append((*described, log.driver or None, device["lostNs"]))
     return {

@@ -348,17 +348,6 @@ def relate(
     return pairs
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """Format 0, 1, 2, 8 as `0-2,8`, as nvidia-smi and taskset write CPUs."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ",".join("-".join(map(str, run)) for run in runs)
-
-
 def _p2p_status(nv: Any, card: Any, peer: Any, kind: int) -> str | None:
     try:
         status = ask(nv, "nvmlDeviceGetP2PStatus", card, peer, kind)

@@ -10,7 +10,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.spool import Format, Loss, read_chunk_file, read_numbered, read_stop
+from gputrace.collectors.spool import (
+    Format,
+    Loss,
+    read_all,
+    read_chunk_file,
+    read_numbered,
+    read_stop,
+)
+from gputrace.errors import InputError
 from gputrace.model.host import BACKWARD
 
 Records = NDArray[np.void]
@@ -125,6 +133,11 @@ def join_hosts(parts: Sequence[HostEvents]) -> HostEvents:
     host.clocks = np.concatenate([part.clocks for part in parts])
     host.records = by_kind(host.events, host.started)
     return host
+
+
+def read_hosts(folder: Path, problems: list[InputError]) -> list[HostEvents]:
+    """Read the host files of a folder; append errors of unreadable ones to ``problems``."""
+    return read_all(folder, "*.host", read_host_file, join_hosts, problems)
 
 
 def take_text(host: HostEvents, tag: bytes, body: bytes) -> None:

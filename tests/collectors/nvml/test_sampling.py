@@ -25,7 +25,7 @@ import pytest
 
 from gputrace.collectors.finalize import write_nvml
 from gputrace.collectors.nvml.log import NvmlLog, read_nvml, tables
-from gputrace.collectors.nvml.queries import FIELDS, NULL, SAMPLE, ranges
+from gputrace.collectors.nvml.queries import DEVICE, FIELDS, NULL, SAMPLE
 from gputrace.store.writer import TraceWriter
 from tests.helpers.command import ROOT, Ran, environment, python
 
@@ -533,10 +533,18 @@ def test_nothing_of_the_environment_is_written(record: Record, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 8, 64, 65], "0-2,8,64-65")]
+    ("numbers", "text"),
+    [(None, None), ([], None), ([3], "3"), ([64, 65, 0, 1, 2, 8], "0-2,8,64-65")],
 )
-def test_cpus_are_written_as_ranges(numbers: list[int], text: str) -> None:
-    assert ranges(numbers) == text
+def test_cpus_are_written_as_ranges(
+    tmp_path: Path, numbers: list[int] | None, text: str | None
+) -> None:
+    path = tmp_path / "host.nvml.jsonl"
+    path.touch()
+    log = read_nvml(path)
+    log.devices = [{**dict.fromkeys(DEVICE), "cpuAffinity": numbers, "lostNs": None}]
+    columns, (row,) = tables(log)["GPUTRACE_NVML_DEVICE"]
+    assert row[columns.index("cpuAffinity")] == text
 
 
 def measure(real: bool, seconds: float = 10) -> None:
