@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from gputrace.cli import options
 from gputrace.cli.console import log, note, progress_bar, signals_as_interrupt
 from gputrace.errors import ExitCode, MissingError, UsageError
 from gputrace.sanitize import clean, message
+from gputrace.tools import ask_tool
 from gputrace.units import format_ns
 
 if TYPE_CHECKING:
@@ -207,10 +207,7 @@ def _submit(script: Path) -> str:
     program = shutil.which("sbatch")
     if program is None:
         raise MissingError(f"there is no sbatch here; submit {script} where Slurm is installed")
-    command = [program, str(script)]
-    ran = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    ran = ask_tool([program, str(script)])
     if ran.returncode:
         problem = " ".join(ran.stderr.split()) or f"exit code {ran.returncode}"
         raise MissingError(f"sbatch refuses {script}: {problem}")

@@ -11,6 +11,7 @@ import click
 from gputrace.cli import console, options
 from gputrace.errors import ExitCode, GputraceError
 from gputrace.sanitize import sentence
+from gputrace.tools import ask_tool
 
 if TYPE_CHECKING:
     import subprocess
@@ -105,8 +106,6 @@ def _explain(message: str, form: str) -> None:
 
 def _record_here(form: str) -> tuple[Report | None, str]:
     """Record a training here; return its report, or None and the reason."""
-    import subprocess
-
     import gputrace
     from gputrace.data import unpacked
 
@@ -114,15 +113,7 @@ def _record_here(form: str) -> tuple[Report | None, str]:
     record = [sys.executable, "-m", "gputrace", "record", "--", sys.executable, "train.py"]
     try:
         with unpacked("train.py") as script:
-            ran = subprocess.run(
-                record,
-                cwd=script.parent,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-            )
+            ran = ask_tool(record, cwd=script.parent)
             _explain((ran.stdout + ran.stderr).rstrip(), form)
             if ran.returncode:
                 return None, why_not(ran)

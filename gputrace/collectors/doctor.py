@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from shutil import which
+from subprocess import TimeoutExpired
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from gputrace.collectors.session import HOOKS
 from gputrace.errors import MissingError
 from gputrace.plugins import all_plugins
 from gputrace.readers.nsys_export import find_nsys, nsys_version
+from gputrace.tools import ask_tool
 
 _VERSION_FILE: Final = Path("/proc/driver/nvidia/version")
 _PARAMETERS: Final = Path("/proc/driver/nvidia/params")
@@ -184,15 +185,9 @@ def _hooks() -> Iterator[Check]:
     if python is None:
         return
     paths = filter(None, [str(HOOKS), os.environ.get("PYTHONPATH")])
-    with TemporaryDirectory() as folder, suppress(OSError, subprocess.TimeoutExpired):
-        ran = subprocess.run(
-            [python, "-c", _HOOKED],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=dict(os.environ) | {"PYTHONPATH": os.pathsep.join(paths), "GPUTRACE_DIR": folder},
-            timeout=10,
-        )
+    with TemporaryDirectory() as folder, suppress(OSError, TimeoutExpired):
+        hooked = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "GPUTRACE_DIR": folder}
+        ran = ask_tool([python, "-c", _HOOKED], env=hooked, timeout=10)
         if ran.stdout.strip() == "False":
             advice = (
                 "it, or a script of that name, replaces or ignores PYTHONPATH: no steps are seen"
@@ -222,13 +217,8 @@ def _taken_cupti(collector: Path) -> tuple[str, str]:
     """
     runtimes = (path for folder in sys.path for path in Path(folder).glob(_RUNTIME))
     newest = sorted(map(str, runtimes), key=lambda path: path[-2:])[-1:]
-    ran = subprocess.run(
-        [sys.executable, "-c", _FIND_CUPTI, str(collector), *newest],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=dict(os.environ) | cupti_folders(),
-    )
+    command = [sys.executable, "-c", _FIND_CUPTI, str(collector), *newest]
+    ran = ask_tool(command, env=os.environ | cupti_folders())
     taken, _, why = ran.stdout.strip().partition("\n")
     return (taken, why) if not ran.returncode else ("", "")
 
@@ -241,9 +231,7 @@ version = ctypes.c_uint32()
 ctypes.CDLL(sys.argv[1]).cuptiGetVersion(ctypes.byref(version))
 print(version.value)
 """
-    ran = subprocess.run(
-        [sys.executable, "-I", "-c", program, path], capture_output=True, text=True, check=False
-    )
+    ran = ask_tool([sys.executable, "-I", "-c", program, path])
     if ran.returncode or not ran.stdout.strip().isdecimal():
         return "cannot be loaded"
     number = int(ran.stdout)
@@ -281,11 +269,11 @@ def _nvprof(capabilities: list[_Capability]) -> Iterator[Check]:
             yield Check("nvprof", "note", "not found", f"{what}; CUDA 12 and older have it")
         return
     try:
-        run = subprocess.run([nvprof, "--version"], capture_output=True, text=True, check=False)
+        said = ask_tool([nvprof, "--version"]).stdout
     except OSError as error:
         yield Check("nvprof", "note", f"{nvprof} cannot be run ({error.strerror})")
         return
-    version = re.search(r"Release version (\S+)", run.stdout)
+    version = re.search(r"Release version (\S+)", said)
     result = f"{version[1] if version else 'of unknown version'} ({nvprof})"
     none_here = ": none here" if capabilities and not serves else ""
     yield Check("nvprof", "note" if none_here else "ok", result, what + none_here)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from glob import glob
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any, Final
 
 from gputrace.collectors.launch import find_program, run
 from gputrace.errors import InputError, MissingError
+from gputrace.tools import ask_tool, find_tool
 
 _INSTALLED: Final = ("/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 _WHERE: Final = (
@@ -74,8 +72,7 @@ class LaunchMetrics:
 
 def find_ncu() -> str | None:
     """Return the ncu of GPUTRACE_NCU, of the PATH, or the newest in the usual folders."""
-    installed = (path for pattern in _INSTALLED for path in sorted(glob(pattern), reverse=True))
-    return os.environ.get("GPUTRACE_NCU") or shutil.which("ncu") or next(installed, None)
+    return find_tool("ncu", _INSTALLED)
 
 
 def words(chosen: LaunchFilter, report: Path, command: Sequence[str]) -> list[str]:
@@ -115,14 +112,9 @@ def read_report(report: Path) -> list[LaunchMetrics] | None:
         return None
     # In a process of its own: NVIDIA's native code may crash (seen with Nsight Compute 2025.3).
     reader = [sys.executable, "-P", "-m", "gputrace.collectors.ncu"]
-    ran = subprocess.run(
-        [*reader, str(report.absolute()), *METRICS],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )
+    path = os.pathsep.join(filter(None, sys.path))
+    command = [*reader, str(report.absolute()), *METRICS]
+    ran = ask_tool(command, env=os.environ | {"PYTHONPATH": path})
     if ran.returncode:
         return None
     said = json.loads(ran.stdout.splitlines()[-1])
@@ -140,7 +132,7 @@ def show_report(report: Path) -> str:
     """Return the report as ncu prints it; raise MissingError if it cannot."""
     command = [find_ncu() or "ncu", "--import", str(report), "--page", "details"]
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        ran = ask_tool(command)
     except OSError as error:
         raise MissingError(f"{report}: ncu cannot show it ({error})") from None
     if ran.returncode:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gputrace.errors import InputError, MissingError
 from gputrace.store import cache_folder, cached_file
-
-if TYPE_CHECKING:
-    import subprocess
+from gputrace.tools import ask_tool, find_tool
 
 _INSTALLED: Final = (
     "/usr/local/cuda*/bin/nsys",
@@ -53,7 +51,7 @@ def run_export(nsys: str, report: Path, target: Path) -> None:
     # NCCL's messages are in blobs, which versions before 2024.6 did not export.
     for options in (["--include-blobs=true"], []):
         try:
-            run = _run([*command[:2], *options, *command[2:]])
+            run = ask_tool([*command[:2], *options, *command[2:]])
         except OSError as error:
             raise MissingError(f"{nsys}: cannot be run ({error.strerror})") from error
         if run.returncode == 0 or "include-blobs" not in run.stdout + run.stderr:
@@ -75,33 +73,14 @@ def run_export(nsys: str, report: Path, target: Path) -> None:
         raise InputError(report, f"the export made by nsys is broken: {error.problem}") from None
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    import subprocess
-
-    return subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-
-
 def find_nsys() -> str | None:
     """Return the nsys of GPUTRACE_NSYS, of the PATH, or the newest in the usual folders."""
-    import shutil
-    from glob import glob
-
-    if nsys := os.environ.get("GPUTRACE_NSYS") or shutil.which("nsys"):
-        return nsys
-    installed = (path for pattern in _INSTALLED for path in sorted(glob(pattern), reverse=True))
-    return next(installed, None)
+    return find_tool("nsys", _INSTALLED)
 
 
 def nsys_version(nsys: str) -> str:
     """Return the version number that `nsys --version` prints."""
-    words = _run([nsys, "--version"]).stdout.split()
+    words = ask_tool([nsys, "--version"]).stdout.split()
     return next((word for word in words if word[:1].isdigit()), "of unknown version")
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from glob import glob
 from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Backend, Merged, Plan, other_recorder
 from gputrace.collectors.launch import Launch, supervised
 from gputrace.errors import MissingError, UsageError
+from gputrace.tools import find_tool
 
 LOG: Final = "nvprof.log"
 """nvprof's own output, in the folder of a recording; its processes' is beside it."""
@@ -106,8 +104,7 @@ _OPTION: Final = re.compile(r"^\s*(?:-\w,\s*)?(--[a-z][a-z0-9-]*)", re.MULTILINE
 
 def find_nvprof() -> str | None:
     """Return the nvprof of GPUTRACE_NVPROF, of the PATH, or the newest in the usual folders."""
-    installed = (path for pattern in _INSTALLED for path in sorted(glob(pattern), reverse=True))
-    return os.environ.get("GPUTRACE_NVPROF") or shutil.which("nvprof") or next(installed, None)
+    return find_tool("nvprof", _INSTALLED)
 
 
 def _obstacle(inherited: Mapping[str, str]) -> str | None:

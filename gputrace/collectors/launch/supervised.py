@@ -6,7 +6,6 @@ import fcntl
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -27,6 +26,7 @@ from gputrace.collectors.launch import (
 )
 from gputrace.collectors.launch.group_witness import GroupWitness
 from gputrace.errors import InputError, MissingError
+from gputrace.tools import ask_tool
 
 SUPERVISOR: Final = Path(__file__).with_name("tool_shim.py")
 _STREAMS: Final = "STREAMS"
@@ -220,14 +220,7 @@ Causes = Sequence[tuple[str, str]]
 def ask(words: Sequence[str]) -> tuple[int, str]:
     """Return exit code and output of a command; raise MissingError if it cannot be run."""
     try:
-        run = subprocess.run(
-            words,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        run = ask_tool(words)
     except OSError as error:
         raise MissingError(f"{words[0]}: cannot be run ({error.strerror})") from None
     return run.returncode, f"{run.stdout}\n{run.stderr}"
