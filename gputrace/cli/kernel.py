@@ -11,7 +11,7 @@ from gputrace.cli import console, options
 from gputrace.cli.console import reading
 from gputrace.errors import ExitCode, MissingError, UsageError
 from gputrace.sanitize import clean
-from gputrace.units import format_ns, format_number
+from gputrace.units import format_count, format_ns, format_number
 
 if TYPE_CHECKING:
     from gputrace.analyzers.kernels import Launches
@@ -121,10 +121,9 @@ def _launches_text(launches: Launches) -> str:
     where = "no step was found" if launches.step is None else f"in step {launches.step}"
     where += " (one of usual length)" if launches.is_usual else ""
     gpu = f"GPU {launches.gpu} (device {launches.device} of rank {launches.rank})"
-    others = "other" if launches.skip == 1 else "others"
-    launch = f"a launch on {gpu}, {where}, after {launches.skip:,} {others} of it"
     for finding in launches.findings:
         lines += [f"{capital(finding.message)}.", f"What to do: {finding.advice}."]
+    launch = f"a launch on {gpu}, {where}, after {format_count(launches.skip, 'other')} of it"
     lines.append(f"It {launches.why_not}." if launches.why_not else f"To profile: {launch}.")
     if (at := launches.longest_compute) is not None:
         name = short_name(at.name)

@@ -37,6 +37,7 @@ from gputrace.readers import nsys_schema as schema
 from gputrace.readers.nsys import GRAPHS, NsysTrace
 from gputrace.store.sqlite_page_scan import Rows
 from gputrace.store.sqlite_reader import Database, Selection
+from gputrace.units import format_count
 
 STRETCHES: Final = "GPUTRACE_GRAPH_NODES"
 REPLAYS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
@@ -218,7 +219,7 @@ def describe(known: Mapping[Graph, GraphNodes], replays: Mapping[Graph, int]) ->
     if errors:
         exact = f"to {max(errors):.1%} of a replay's work, by the spread of these"
     return (
-        f"what {count:,} replays of {graphs:,} CUDA graph{'s' * (graphs > 1)} ran is taken from "
+        f"what {count:,} replays of {format_count(graphs, 'CUDA graph')} ran is taken from "
         f"{by:,} recorded with their nodes, and fitted to each one's length: {exact}"
     )
 

@@ -21,7 +21,7 @@ from gputrace.model.struct import Struct
 from gputrace.model.trace import NoGpu, Process, Trace
 from gputrace.readers.compressed import read_content
 from gputrace.readers.in_memory import MemoryTrace
-from gputrace.units import format_ranges
+from gputrace.units import format_count, format_ids
 
 _QUARTER: Final = 15 * 60 * 10**9
 _DAY: Final = 96 * _QUARTER
@@ -171,13 +171,13 @@ def _take_notes(trace: Trace, log: SmiLog, nvml: Nvml) -> None:
     trace.quality.notes += log.notes
     sliced = sorted(card.gpu for card in nvml.cards if card.mig == "Enabled")
     if sliced and "utilization" not in nvml.samples.values:
-        gpus = f"GPU{'s' if len(sliced) > 1 else ''} {format_ranges(sliced)}"
         trace.quality.notes.append(
-            f"utilization of {gpus} is unknown: the driver gives none of a card in MIG mode"
+            f"utilization of {format_ids('GPU', sliced)} is unknown: the driver gives none of a "
+            "card in MIG mode"
         )
     if log.bad:
-        rows = f"{log.bad:,} line{'' if log.bad == 1 else 's'}"
-        trace.quality.notes.append(f"{rows} of {log.path.name} left out: no whole sample")
+        lines = format_count(log.bad, "line")
+        trace.quality.notes.append(f"{lines} of {log.path.name} left out: no whole sample")
 
 
 def _join(log: SmiLog, run: _Run, zone: int | None) -> Nvml:
@@ -213,8 +213,8 @@ def _join(log: SmiLog, run: _Run, zone: int | None) -> Nvml:
     minutes = (offset if log.has_date else (offset + _DAY // 2) % _DAY - _DAY // 2) // (60 * 10**9)
     sign, minutes = "-" if minutes < 0 else "+", abs(minutes)
     log.notes.append(
-        f"{name}: {len(kept):,} samples of GPU{'s' if len(gpus) > 1 else ''} {format_ranges(gpus)},"
-        f" its times taken as UTC{sign}{minutes // 60:02}:{minutes % 60:02}"
+        f"{name}: {len(kept):,} samples of {format_ids('GPU', gpus)}, its times taken as "
+        f"UTC{sign}{minutes // 60:02}:{minutes % 60:02}"
     )
     if not run.cards_known:
         log.notes.append(f"the GPU indices of {name} are taken as the CUDA ordinals of the trace")

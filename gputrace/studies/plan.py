@@ -38,7 +38,7 @@ from gputrace.studies.framework_environments import (
 )
 from gputrace.studies.summary import label as settings_label
 from gputrace.studies.summary import varying
-from gputrace.units import format_ns, parse_duration
+from gputrace.units import format_count, format_ns, parse_duration
 
 Cards = Literal["pairs", "each"] | tuple[tuple[int, ...], ...]
 _MOST_COMBINATIONS: Final = 2000
@@ -289,7 +289,7 @@ def why_not(planned: PlannedRun, gpus: int) -> str:
     free = device == "cpu" or (device == "auto" and needed == 1 and not visible)
     if free or needed <= gpus:
         return ""
-    wanted = f"GPU {needed - 1}" if visible else f"{needed} GPU{'s' * (needed > 1)}"
+    wanted = f"GPU {needed - 1}" if visible else format_count(needed, "GPU")
     return f"takes {wanted}, and this machine has {gpus or 'none'}"
 
 

@@ -28,7 +28,7 @@ from gputrace.trials.ledger import records as predicted
 from gputrace.trials.patch import Patch, make_patch
 from gputrace.trials.race import settled, sharing, why_not_tried
 from gputrace.trials.runs import Measured
-from gputrace.units import format_ns, format_number, format_times
+from gputrace.units import format_count, format_ns, format_number, format_times
 
 _RESTLESS: Final = 0.1
 """Minimum scatter of steps without cures, from round to round, for a note."""
@@ -223,8 +223,7 @@ def document(
     """
     del limits
     step = "" if outcome.bare_ns is None else f", unchanged step {format_ns(outcome.bare_ns)}"
-    runs = f"{outcome.runs} run{'s' if outcome.runs != 1 else ''}"
-    title = f"{runs} in {outcome.seconds:.0f} s{step}"
+    title = f"{format_count(outcome.runs, 'run')} in {outcome.seconds:.0f} s{step}"
     rows = _tried(outcome)
     notes = [*_remarks(outcome), *_changes(outcome, with_diff, applied)]
     return Document(
@@ -325,8 +324,7 @@ def format_answer(row: Entry) -> str:
     steps = "" if row.bare_ns is None else f"{_steps(row.bare_ns, row.bare_ns * row.ratio)}, "
     gain = format_times(1 / row.ratio)
     if row.low is None or row.high is None:
-        rounds = f"{row.rounds} round{'s' if row.rounds != 1 else ''}"
-        return f"{steps}{gain} in {rounds}, too few to tell"
+        return f"{steps}{gain} in {format_count(row.rounds, 'round')}, too few to tell"
     low, high = 1 / row.high, 1 / row.low
     if row.verdict == "faster":
         return f"{steps}{gain} faster ({format_times(low)} to {format_times(high)})"
