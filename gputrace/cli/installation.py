@@ -193,7 +193,6 @@ def pages(day: str) -> dict[str, str]:
 
 
 def _page(context: click.Context, day: str) -> Iterator[str]:
-    """Yield the sections that every page has."""
     title, (first, *others) = _title(context), _paragraphs(context.command)
     yield f'.TH {title.upper()} 1 {day} "gputrace {__version__}" "gputrace"'
     yield ".SH NAME"

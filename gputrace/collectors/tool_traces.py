@@ -304,8 +304,6 @@ _FIRST_UNKNOWN: Final = 1 << 23
 
 @dataclass(frozen=True)
 class _NvprofRows:
-    """Writer of the rows of one process."""
-
     writer: TraceWriter
     file: schema.NvprofFile
     process: int

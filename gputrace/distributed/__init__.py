@@ -580,7 +580,6 @@ class RemoteGpus(PerGpu):
 
 
 def _batches(tasks: Sequence[ShardTask], changes: bool) -> dict[int, Batch]:
-    """Return the batch of each shard."""
     batches: dict[int, Batch] = {}
     # Values that tasks share are serialized once; the tasks keep them, so ids are unique.
     dumped: dict[int, bytes] = {}

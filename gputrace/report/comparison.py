@@ -248,7 +248,6 @@ def _outstanding(row: ClassChange) -> bool:
 
 
 def _kernels_table(comparison: Comparison, pair: Pair, longest: int) -> Table:
-    """Tabulate the kernels that changed."""
     changed = [row for row in pair.kernels if row.changed]
     title = f"Kernels: {len(changed)} of {len(pair.kernels)} changed"
     if any(row.status != "both" for row in changed):
@@ -316,7 +315,6 @@ _SOURCES: Final = {
 
 
 def _speeds_table(comparison: Comparison, scaling: Scaling) -> Table:
-    """Tabulate speed-up and efficiency."""
     stays = "a GPU" if scaling.kind == "weak" else "a step"
     title = {
         "same": "Speed compared with the first run",

@@ -210,7 +210,6 @@ def _data_waits(trace: Trace) -> tuple[int | None, int]:
 
 
 def _gpus(analysis: Analysis, loop: Loop | None) -> Iterable[GpuMeasure]:
-    """Yield the measures of the working GPUs."""
     names = {(gpu.gpu, gpu.rank): gpu.name for gpu in analysis.gpus}
     cards = {(card.gpu, card.rank): card for card in analysis.cards}
     memory = {(load.gpu, load.rank): load.memory_bytes for load in analysis.balance}

@@ -336,7 +336,6 @@ _EVEN: Final = 0.02
 
 
 def _tables(summary: Summary) -> Iterator[Table]:
-    """Yield all tables."""
     yield declared("The runs", summary.rows)
     # If all agree, the checks are not shown, unless only hosts were recorded.
     checks, host = _compared(summary), all(row.classes is None for row in summary.rows)
