@@ -183,6 +183,10 @@ def _late_ranks(blocks: _Blocks) -> Iterator[Slowdown]:
             # Where ranks do not wait for each other, their clocks tell nothing.
             if np.ptp(times[:, -1]) < 2 * step_ns:
                 later[here] = np.maximum(later[here], _beyond_others(times))
+    # Hosts that run ahead of their GPUs are late for nobody: then no part of a step differs.
+    rest = blocks.of["length"] - np.sum([blocks.of[part] for part in PARTS], axis=0)
+    differ = [_beyond_others(times) for times in (rest, *(blocks.of[part] for part in PARTS))]
+    later = np.minimum(later, np.max(differ, axis=0))
     parts["rest"] = np.maximum(later - np.maximum(own, 0), 0)
     total = np.maximum(own, later)
     is_late = total > _LATE_SHARE * step_ns

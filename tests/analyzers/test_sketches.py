@@ -97,6 +97,26 @@ def test_a_late_rank_is_named_with_its_part_and_since_when() -> None:
     assert sum(right) >= RUNS - 1
 
 
+def run_ahead(seed: int, ranks: int = 2, steps: int = 500) -> list[RankSketch]:
+    """Returns sketches of hosts that are up to two steps ahead of their GPUs, and wait for nobody
+    within that: for long, one is before the other.
+    """
+    random, step = np.random.default_rng(seed), 30e6
+    rows, now = np.zeros((ranks, steps), STEP), np.full(ranks, 1.7e18)
+    for k in range(steps):
+        began = now
+        now = now + step * random.lognormal(0, 0.15, ranks)
+        now = np.maximum(now, now.max() - 1.5 * step)
+        rows["backward"][:, k], rows["optimizer"][:, k] = 0.6 * (now - began), 0.05 * step
+        rows["length"][:, k], rows["end"][:, k], rows["step"][:, k] = now - began, now, k
+    return [sketch(n, rows[n]) for n in range(ranks)]
+
+
+def test_hosts_that_run_ahead_of_their_gpus_are_late_for_nobody() -> None:
+    found = [change for seed in range(RUNS) for change in find_changes(run_ahead(seed))]
+    assert [change for change in found if change.kind == "late-rank"] == []
+
+
 def only(found: Sequence[Slowdown]) -> Slowdown:
     (change,) = found
     return change
