@@ -44,7 +44,7 @@ _COLUMNS: Final = {
     "length": ("length", ">9.9"),
     "start": ("from", ">13.13"),
     "step": ("step", ">6.6"),
-    "cause": ("cause", "<26.26"),
+    "cause": ("cause", "<34.34"),
 }
 """Titles of the list's columns, with the formats of their texts."""
 
