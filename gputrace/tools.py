@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def find_tool(name: str, installed: Sequence[str]) -> str | None:
-    """Return the tool of GPUTRACE_ and its name, of the PATH, or the newest of these patterns."""
+    """Return the path of a tool: what the variable GPUTRACE_ and its name holds, what is on the
+    PATH, or the newest that matches a pattern of ``installed``; None if there is none.
+    """
     import shutil
     from glob import glob
 

@@ -132,7 +132,9 @@ class Sketcher:
         if member.windows == before or not is_settled:
             return
         del self._asked[member.pid]
-        self._costs += window_cost(steps, first)
+        cost = window_cost(steps, first)
+        if cost is not None:
+            self._costs.append(cost)
         last = steps[steps["number"] == first + WINDOW_STEPS - 1]["end"]
         # Somebody may have ended it early.
         if len(last) and int(last[0]) <= end:
@@ -160,9 +162,9 @@ def steps_between_windows(every: int, made: int, costs: Collection[float]) -> in
     return every
 
 
-def window_cost(steps: Records, first: int) -> list[float]:
+def window_cost(steps: Records, first: int) -> float | None:
     """Return by how many usual steps a window and the half second after it took longer than as many
-    steps before it; nothing where there are not so many.
+    steps before it; None where there are not so many.
     """
     began = np.searchsorted(steps["number"], first)
     lengths = steps["end"].astype(np.int64) - steps["start"].astype(np.int64)
@@ -171,8 +173,8 @@ def window_cost(steps: Records, first: int) -> list[float]:
     count = ended - began
     before, since = lengths[max(began - count, 0) : began], lengths[began:ended]
     if not 0 < count == len(before):
-        return []
-    return [float((since.sum() - before.sum()) / max(np.median(before), 1))]
+        return None
+    return float((since.sum() - before.sum()) / max(np.median(before), 1))
 
 
 def reduce_kernels(spool: Spool, first: int, classify: Classify, writer: SketchWriter) -> None:

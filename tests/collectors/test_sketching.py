@@ -50,13 +50,13 @@ def _training(lengths_ms: list[float]) -> Any:
 
 def test_a_window_costs_what_its_steps_and_the_next_ones_take_longer_than_those_before() -> None:
     window, echo = [30.0] * WINDOW_STEPS, [24.0] * 5
-    (cost,) = window_cost(_training([20.0] * 100 + window + echo + [20.0] * 60), 100)
+    cost = window_cost(_training([20.0] * 100 + window + echo + [20.0] * 60), 100)
     assert cost == (WINDOW_STEPS * 10 + 5 * 4) / 20
 
 
 def test_what_a_window_in_the_first_steps_costs_is_not_known() -> None:
-    assert window_cost(_training([20.0] * 100), 10) == []
-    assert window_cost(_training([20.0] * 100), 100) == []
+    assert window_cost(_training([20.0] * 100), 10) is None
+    assert window_cost(_training([20.0] * 100), 100) is None
 
 
 def test_windows_cost_a_hundredth_of_the_time_between_them_at_most() -> None:

@@ -275,7 +275,7 @@ def _own_work(facts: Facts) -> Iterator[Finding]:
         return
     of_rank = f" on rank {rank}" if len(facts.processes) > 1 else ""
     details, at = [], ""
-    advice = _LESS_HOST_WORK.replace("on the GPU, or", "or")
+    advice = "do it less often, ahead of time, or in another thread or process; vectorize it"
     if place is not None:
         details, at = [place.host_is_at], f" at {place.line}"
         for what, cure in _known_work(facts, [place.frame]):

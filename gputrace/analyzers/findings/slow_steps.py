@@ -352,11 +352,14 @@ def _what_slow_steps_have(
     table = np.array(list(shares.values()), np.int64)
     growth = table[:, slow] - np.array([[median(row[~slow])] for row in table], np.int64)
     most, grown = int(np.argmax(growth.sum(axis=1))), np.maximum(growth.mean(axis=1), 0)
-    costs = {
-        "host_data": facts.share_of(facts.mean("host_data")) >= MEDIUM,
-        CHECKPOINT: facts.share_of(float(np.mean(shares.get(CHECKPOINT, 0)))) >= MEDIUM,
-        "host": facts.once(find_own_work).share >= MEDIUM,
-    }
-    charged = np.array([name in IDLE_CAUSES or costs.get(name, False) for name in shares])
+    reported: set[str] = set()
+    if not facts.per_gpu.operations:
+        costs = {
+            "host_data": facts.share_of(facts.mean("host_data")),
+            CHECKPOINT: facts.share_of(float(np.mean(shares.get(CHECKPOINT, 0)))),
+            "host": facts.once(find_own_work).share,
+        }
+        reported = {name for name, share in costs.items() if share >= MEDIUM}
+    charged = np.array([name in IDLE_CAUSES or name in reported for name in shares])
     part = 1 - float(grown[charged].sum() / max(grown.sum(), 1))
     return list(shares)[most], growth[most], part
