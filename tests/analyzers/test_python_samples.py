@@ -49,6 +49,32 @@ def test_a_finding_names_the_line_that_dominates_and_how_much(tmp_path: Path) ->
     assert finding.evidence["line"] == "train.py:48 load_batch"
 
 
+@pytest.mark.parametrize("loads", [True, False])
+def test_a_loop_that_was_seen_to_have_no_loader_is_not_told_to_give_it_workers(
+    tmp_path: Path, loads: bool
+) -> None:
+    """The hooks, which recorded the passes, would have recorded a loader's batches."""
+    run = Run()
+    columns = ("start", "end", "globalTid", "nameId", "kind", "number")
+    run.export.give("GPUTRACE_META", "name", "value").give("GPUTRACE_HOST_RANGE", *columns)
+    run.export.rows["GPUTRACE_META"] = []
+    who = {"globalTid": global_id(100, thread=100), "number": 0}
+    data, passes = run.export.string("torch.DataLoader"), run.export.string("forward")
+    for _ in range(10):
+        start = run.now
+        run.wait_at(*[LOAD] * 4)
+        if loads:
+            row = {"start": start, "end": run.now, "nameId": data, "kind": 1}
+            run.export.add("GPUTRACE_HOST_RANGE", **row, **who)
+        start = run.now
+        train(run, 1)
+        row = {"start": start + MS // 10, "end": run.now, "nameId": passes, "kind": 4}
+        run.export.add("GPUTRACE_HOST_RANGE", **row, **who)
+    [found] = [f for f in analyze(run, tmp_path).findings if f.id == "data-feeding"]
+    assert ("num_workers" in found.advice) == loads
+    assert ("such as logging" in found.advice) == (not loads)
+
+
 def test_a_finding_names_none_of_lines_that_share_the_time(tmp_path: Path) -> None:
     run = Run()
     loop(run, LOAD, DECODE, "/home/me/train.py:60 augment")

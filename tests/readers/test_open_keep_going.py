@@ -198,7 +198,9 @@ class TestOneFile:
                     open_trace(path, keep_going=True)
             else:
                 assert starts(path) == [1000 * number for number in range(whole)]
-                command.assert_unreadable(path, "cut off", "--keep-going")
+                with pytest.raises(InputError, match=r"cut off.*--keep-going"):
+                    open_trace(path)
+        command.assert_unreadable(path, "cut off", "--keep-going")
 
     def test_of_text_is_refused_in_one_line_or_read_wherever_a_byte_is_wrong(
         self, tmp_path: Path

@@ -106,6 +106,7 @@ def test_a_header_says_what_a_script_needs(tmp_path: Path) -> None:
         read_needs(script)
 
 
+@pytest.mark.usefixtures("linked_pip")
 def test_an_environment_is_made_once_for_equal_needs(
     tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -216,7 +216,8 @@ _SLEEPS: Final = (
 _LOAD_SOONER: Final = "load and decode batches in parallel, ahead of time"
 _MAKE_ON_GPU: Final = (
     "make the batch on the GPU (device='cuda'), or ahead of time, in the workers of a DataLoader; "
-    "copy once what stays the same"
+    "copy once what stays the same; what else the loop does before it copies, such as logging, "
+    "less often or on another thread"
 )
 _MAKE_SOONER: Final = (
     "generate or read the copied data in parallel while the GPU works, or on the GPU"
@@ -230,7 +231,7 @@ def how_to_feed_faster(facts: Facts) -> str:
         return _COPY_SOONER
     if charged and re.search("sleep", charged[0].call or ""):
         return f"find out why that thread sleeps: {_SLEEPS}"
-    if "kineto" in facts.trace.source.split("+") and not _has_loader(facts):
+    if facts.framework == "pytorch" and not _has_loader(facts):
         return _MAKE_ON_GPU
     pinned = is_pinned(facts, "h2d") or (loader is not None and loader.pins_memory)
     has_batches = facts.trains or not facts.per_gpu.operations
@@ -241,11 +242,21 @@ def how_to_feed_faster(facts: Facts) -> str:
 
 
 def _has_loader(facts: Facts) -> bool:
-    """Return False only where PyTorch's profiler, which names each batch that a DataLoader gives,
-    recorded the host and none.
+    """Return False only where a recorder of the host that names each batch of a DataLoader, as
+    PyTorch's profiler and gputrace's hooks do, recorded none.
     """
-    of_host = {Kind.OPERATOR, Kind.RANGE, Kind.STEP} & facts.trace.kinds
-    return not of_host or any(map(len, read_evidence(facts.trace).data.values()))
+    trace = facts.trace
+    of_host = set[Kind]()
+    for source in trace.source.split("+"):
+        of_host |= _OF_HOST.get(source, of_host)
+    return not of_host & trace.kinds or any(map(len, read_evidence(trace).data.values()))
+
+
+_OF_HOST: Final = {
+    "kineto": {Kind.OPERATOR, Kind.RANGE, Kind.STEP},
+    "gputrace": {Kind.PHASE, Kind.MODULE},
+}
+"""Kinds of events by which recorders show that they recorded the host, too."""
 
 
 def _slowest_loader(facts: Facts) -> Loader | None:
