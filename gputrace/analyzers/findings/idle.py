@@ -422,6 +422,8 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     if kernels and kernels.launches.tiny_count >= _TINY_KERNELS_SHARE * kernels.count:
         share, limit = kernels.launches.tiny_count / kernels.count, kernels.launches.tiny_limit_ns
         details.append(f"{share:.0%} of the kernels take less than {format_ns(limit)}")
+    if facts.all_steps.cost is None and facts.trains and facts.trace.source == "gputrace":
+        details.append(_UNKNOWN_COST)
     advice = _LAUNCH_LESS.get(
         facts.framework, "launch less often and sooner: CUDA graphs, fused kernels, larger batches"
     )
@@ -445,6 +447,11 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
         details,
         beside=("kernel-gaps",) if between else (),
     )
+
+
+_UNKNOWN_COST: Final = (
+    "the recorder's own part of it is unknown: recordings of 200 steps measure it"
+)
 
 
 def _line_outside_passes(facts: Facts) -> str:
