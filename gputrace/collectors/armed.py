@@ -35,7 +35,7 @@ KEPT_NS: Final = 600 * SECOND_NS
 _SETTLES_S: Final = 0.5
 _HELD_STEPS: Final = 5
 """Seconds and steps after a window until the collector has all of it: it holds CUPTI for a quarter
-of a second and five steps (``_gputrace_hooks/control.py``)."""
+of a second and five steps at most (``_gputrace_hooks/control.py``)."""
 _PATIENCE_S: Final = 3.0
 _MOST_BYTES: Final = 4096
 _ABANDONED_S: Final = 60.0

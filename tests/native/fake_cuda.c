@@ -1,7 +1,19 @@
 /* A libcuda.so.1 with two GPUs. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+
+/* Told to who watches calls. */
+int cuDriverGetVersion(int *version) {
+    void *cupti = dlopen("libcupti.so.13", RTLD_NOW | RTLD_NOLOAD);
+    void (*tell)(void) = NULL;
+    if (cupti) *(void **)&tell = dlsym(cupti, "fake_get_version");
+    if (tell) tell();
+    *version = 13000;
+    return 0;
+}
 
 int cuDeviceGetCount(int *count) {
     *count = 2;

@@ -1,6 +1,6 @@
 /*
  * A libcupti that knows no GPU: fake_emit gives it the records that it hands over. With -DOLD it is
- * one of before 12.8, whose API calls cannot be chosen singly.
+ * one of before 12.8, whose API calls cannot be chosen singly; it does not tell of cuDriverGetVersion either.
  *
  * Environment: FAKE_CUPTI_TAKEN, another tool subscribed before; FAKE_CUPTI_DROPPED, a number of
  * records lost; FAKE_CUPTI_LATE_MS, how long it keeps a buffer back that is to be handed over, but for a
@@ -22,7 +22,7 @@
 enum { INVALID = 1, NOT_SUPPORTED = 27, TAKEN = 39, NO_MORE = 12, KINDS = 64, CALLS = 2048, PARTS = 256 };
 enum { DRIVER_DOMAIN = 1, RUNTIME_DOMAIN = 2, RESOURCE_DOMAIN = 3 };
 enum { DRIVER = 4, RUNTIME = 5, KERNEL = 10, NODE_CREATED = 13, NODE_CLONED = 20, GRAPH_TRACE = 51 };
-enum { CU_PROFILER_START = 308, CU_PROFILER_STOP = 309, CU_GRAPH_INSTANTIATE = 509 };
+enum { CU_DRIVER_GET_VERSION = 2, CU_PROFILER_START = 308, CU_PROFILER_STOP = 309, CU_GRAPH_INSTANTIATE = 509 };
 
 typedef void (*requested_t)(uint8_t **, size_t *, size_t *);
 typedef void (*completed_t)(void *, uint32_t, uint8_t *, size_t, size_t);
@@ -38,6 +38,9 @@ static const size_t strides[KINDS] = {[1] = 96, [2] = 88, [3] = 216, [4] = 40, [
 #endif
 
 static const struct { int domain; uint32_t id; const char *name; } names[] = {
+#ifndef OLD
+    {1, CU_DRIVER_GET_VERSION, "cuDriverGetVersion"},
+#endif
     {1, 243, "cuMemAlloc_v2"}, {1, 277, "cuMemcpyHtoDAsync_v2"}, {1, 304, "cuCtxGetCurrent"},
     {1, 307, "cuLaunchKernel"}, {1, CU_PROFILER_START, "cuProfilerStart"},
     {1, CU_PROFILER_STOP, "cuProfilerStop"}, {1, 310, "cuPointerGetAttribute"},
@@ -228,6 +231,12 @@ void fake_emit(const void *record, uint64_t end) {
 void fake_profiler(int start) {
     uint32_t id = start ? CU_PROFILER_START : CU_PROFILER_STOP;
     if (callback && (profiler[id] || watched[DRIVER_DOMAIN])) tell_call(DRIVER_DOMAIN, id);
+}
+
+/* What cuDriverGetVersion of fake_cuda.c calls. */
+void fake_get_version(void) {
+    if (callback && (profiler[CU_DRIVER_GET_VERSION] || watched[DRIVER_DOMAIN]))
+        tell_call(DRIVER_DOMAIN, CU_DRIVER_GET_VERSION);
 }
 
 /* A call of MS milliseconds, whose begin and end are told. */

@@ -20,6 +20,7 @@
  *   exec, spawn                   this program again, for the rest of the arguments; spawn: as a child
  *   profiler, capture, pause 0|1  cudaProfilerStart and Stop, gputrace_capture, gputrace_pause
  *   rest 0|1                      gputrace_begin_stretch, in which CUPTI stays or not
+ *   leave MS                      gputrace_begin_stretch, in which CUPTI is held for so long at most
  *   replays COUNT                 of a CUDA graph of two kernels, NCCL's and a copy, 5 us with pauses; 9 where
  *                                 CUPTI records its nodes; the first one instantiates it
  *   nodes 0|1                     gputrace_record_nodes; says what it gives
@@ -714,6 +715,8 @@ int main(int count, char **words) {
             if (!strcmp(what, "replays")) replays(number);
             if (!strcmp(what, "nodes")) printf("%d\n", gputrace_record_nodes ? gputrace_record_nodes(number) : 0);
             if (!strcmp(what, "rest") && gputrace_begin_stretch) gputrace_begin_stretch(0, number);
+            if (!strcmp(what, "leave") && gputrace_begin_stretch)
+                gputrace_begin_stretch(1000000u * (uint64_t)number, 0);
             if (!strcmp(what, "meanwhile")) meanwhile(number);
             if (!strcmp(what, "deep")) deep(number);
             if (!strcmp(what, "released")) {

@@ -36,6 +36,8 @@ static buffer_t *spare, *reserve;
 static size_t spares;
 static int is_woken;
 static atomic_int had_records, was_refused;
+/* Buffers that CUPTI has, of the current numbering. */
+static atomic_int lent;
 static atomic_uint numbering;
 
 /* Costs no memory before it is used. */
@@ -81,6 +83,10 @@ static void buffer_requested(uint8_t **bytes, size_t *size, size_t *max_records)
     if (!buffer) buffer = allocate();
     if (!buffer) buffer = take_from(&reserve);
     if (!buffer) was_refused = 1;
+    else {
+        buffer->numbering = numbering;
+        lent++;
+    }
     *bytes = buffer ? buffer->bytes : NULL;
     *size = buffer ? buffer->size : 0;
     *max_records = 0;
@@ -108,6 +114,7 @@ static void buffer_completed(void *context, uint32_t stream, uint8_t *bytes, siz
     }
     if (!bytes) return;
     buffer_t *buffer = (buffer_t *)(void *)(bytes - offsetof(buffer_t, bytes));
+    if (buffer->numbering == numbering) lent--;
     if (!valid) {
         recycle(buffer);
         return;
@@ -128,9 +135,13 @@ int buffers_register(void) {
     return cupti_check(code, "cuptiActivityRegisterCallbacks");
 }
 
-void buffers_restart_numbering(void) { numbering++; }
+void buffers_restart_numbering(void) {
+    numbering++;
+    lent = 0;
+}
 
 int buffers_had_records(void) { return had_records; }
+int buffers_are_back(void) { return lent <= 0; }
 
 void buffers_wait(uint64_t until) {
     struct timespec at = {(time_t)(until / SECOND), (long)(until % SECOND)};

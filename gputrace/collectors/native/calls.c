@@ -52,15 +52,16 @@ static void set_each(int on, int with_name) {
  * and once some were recorded so, they can be turned off and on again. Single calls chosen later are not recorded
  * (all seen with CUPTI 13.0): then the whole kind is turned on and the other calls are taken out, which costs
  * more. Before 12.8 single calls cannot be chosen at all: decoding drops the rest. */
-void calls_record(int on) {
+int calls_record(int on) {
     if (is_by_id) {
         if (on != is_on) set_each(on, 1);
         is_on = on;
-        return;
+        return 0;
     }
-    (on ? cupti.enable : cupti.disable)(KIND_RUNTIME);
-    (on ? cupti.enable : cupti.disable)(KIND_DRIVER);
+    int (*set)(int) = on ? cupti.enable : cupti.disable;
+    int of_runtime = set(KIND_RUNTIME), of_driver = set(KIND_DRIVER);
     if (on && can_choose_single()) set_each(0, 0);
+    return of_runtime ? of_runtime : of_driver;
 }
 
 void calls_enable_by_id(void) { is_by_id = can_choose_single(); }

@@ -20,8 +20,8 @@ uint32_t calls_find_id(const char *name);
 void calls_enable_by_id(void);
 int calls_are_by_id(void);
 
-/* Turns the records of these calls on or off, in the cheapest way that is left. */
-void calls_record(int on);
+/* Turns the records of these calls on or off, in the cheapest way that is left; 0 where CUPTI does so. */
+int calls_record(int on);
 
 /* Whether calls that were chosen one by one are on. */
 int calls_are_recorded_singly(void);

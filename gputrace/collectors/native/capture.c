@@ -13,6 +13,7 @@
 #include "system.h"
 #include "threads.h"
 
+#include <dlfcn.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +25,9 @@ static const int gpu_kinds[] = {KIND_CONCURRENT_KERNEL, KIND_MEMCPY, KIND_MEMSET
                                 KIND_MEMCPY2, KIND_OVERHEAD, KIND_GRAPH_TRACE};
 /* Every CUPTI has the first three; older ones lack some of the others. */
 enum { KINDS = sizeof gpu_kinds / sizeof *gpu_kinds, NEEDED_KINDS = 3 };
+
+/* After a window with which CUPTI leaves early: in how many nanoseconds to look what it hands over. */
+enum { FIRST_LOOK = 100000 };
 
 static struct capture capture = {.lock = PTHREAD_MUTEX_INITIALIZER, .keeps_calls = 1};
 
@@ -75,8 +79,8 @@ static void note_left(void) {
 }
 
 /* cuptiFinalize takes CUPTI's instrumentation out of the program, which disabling all kinds does not. It has
- * to be called where a CUDA call of the program returns (CUPTI documentation, 'Dynamic attach and detach'), so
- * all calls are watched until one does. */
+ * to be called where a CUDA call returns (CUPTI documentation, 'Dynamic attach and detach'). It takes 2 ms, and longer
+ * while the GPU is at work (H200, CUPTI 13.0), so the writer makes that call: see let_go. */
 static void on_call_end(void) {
     if (capture.state != LEAVING || pthread_mutex_trylock(&capture.lock)) return;
     if (capture.state == LEAVING) {
@@ -146,7 +150,7 @@ static void begin_window(void) {
     note_left();
     stay();
     capture.hold_ns = capture.usual_hold_ns;
-    capture.stays_idle = 0;
+    capture.stays_idle = capture.leaves_early = 0;
     if (capture.was_off && !decode_has_seen_graphs()) capture.leaves_out_replays = 1;
     if (register_with_cupti()) return;
     subscriber_take_if_needed(1);
@@ -166,18 +170,25 @@ static void begin_window(void) {
 
 /* The window ends before anything is turned off: otherwise a call that another thread makes meanwhile, which
  * may take as long as the flush, would lack its kernel. The flush is not forced: work that is still running on
- * the GPU would be handed over without its times. */
+ * the GPU would be handed over without its times. Where CUPTI leaves early, the writer does that at once. */
 static void end_window(void) {
     uint64_t moment = clock_ns(CLOCK_REALTIME);
     leave_out_calls(moment);
     if (capture.records_nodes) note_moment("nodes_off", moment);
     capture.records_nodes = 0;
     capture.was_off = 1;
-    for (size_t i = 0; i < KINDS; i++) cupti.disable(gpu_kinds[i]);
-    flush_cupti(0);
+    int code = 0;
+    for (size_t i = 0; i < KINDS; i++) {
+        int own = cupti.disable(gpu_kinds[i]);
+        if (i < NEEDED_KINDS && own) code = own;
+    }
+    if (!capture.leaves_early) flush_cupti(0);
     /* A choice of single calls lasts once some were recorded so; until then it is kept, and
      * leave_when_due undoes it. */
-    if (!calls_are_by_id() || buffers_had_records()) calls_record(0);
+    int is_on = !calls_are_by_id() || buffers_had_records() ? calls_record(0) : 0;
+    /* It may go on recording, and what it does not hand over is lost where it is let go of. */
+    if (!capture.ended && cupti_check(code ? code : is_on, "cuptiActivityDisable"))
+        capture.hazards |= HAZARD_LETTING_GO;
     capture.holding_since = clock_ns(CLOCK_MONOTONIC);
     move_to(HOLDING);
     note_moment("capture_off", moment);
@@ -219,6 +230,7 @@ int capture_begin_stretch(uint64_t hold_ns, int stays_idle) {
     pthread_mutex_lock(&capture.lock);
     if (capture.state == RECORDING && may_let_go()) {
         capture.wanted = 0;
+        capture.leaves_early = !stays_idle;
         settle();
         capture.hold_ns = hold_ns;
         capture.stays_idle = stays_idle;
@@ -324,12 +336,27 @@ static void leave_when_due(void) {
     if (capture.state == OFF || capture.state == RECORDING || capture.paused || capture.ended) return;
     if (calls_are_recorded_singly() && buffers_had_records()) calls_record(0);
     if (capture.state != HOLDING || calls_are_recorded_singly()) return;
-    if (clock_ns(CLOCK_MONOTONIC) - capture.holding_since < capture.hold_ns) return;
+    int is_over = clock_ns(CLOCK_MONOTONIC) - capture.holding_since >= capture.hold_ns;
+    if (!is_over && !(capture.leaves_early && buffers_are_back())) return;
     flush_cupti(FLUSH_FORCED);
     buffers_decode();
     if (capture.stays_idle) note_now("idle");
-    int leaves = !capture.stays_idle && may_let_go() && !subscriber_watch_all_calls(1);
+    int leaves = !capture.stays_idle && may_let_go();
+    if (leaves && subscriber_watch_own_call()) leaves = !subscriber_watch_all_calls(1);
     move_to(leaves ? LEAVING : ARMED);
+}
+
+/* In LEAVING: makes a call, at the end of which CUPTI is let go of. No thread of the program waits for that, but for
+ * what the driver locks meanwhile. Where CUPTI does not tell of that call, the next one of the program has to do. */
+static void let_go(void) {
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    int (*get_version)(int *) = NULL, version;
+    if (cuda) *(void **)&get_version = dlsym(cuda, "cuDriverGetVersion");
+    if (get_version) get_version(&version);
+    pthread_mutex_lock(&capture.lock);
+    note_left();
+    if (capture.state == LEAVING) subscriber_watch_all_calls(1);
+    pthread_mutex_unlock(&capture.lock);
 }
 
 int capture_take_records(int flush) {
@@ -339,18 +366,23 @@ int capture_take_records(int flush) {
     pthread_mutex_lock(&capture.lock);
     note_left();
     leave_when_due();
+    int leaves = capture.state == LEAVING;
     pthread_mutex_unlock(&capture.lock);
+    if (leaves) let_go();
     return status;
 }
 
 uint64_t capture_update_sampling(uint64_t now) {
     uint64_t look = UINT64_MAX;
     pthread_mutex_lock(&capture.lock);
-    uint64_t hold_ends = capture.holding_since + capture.hold_ns;
+    uint64_t since = capture.holding_since, hold_ends = since + capture.hold_ns;
     if (capture.state == RECORDING) {
         int on = sampling_update(now, &look);
         if (on != capture.keeps_calls) note_calls_kept(on);
-    } else if (capture.state == HOLDING && hold_ends > now) look = hold_ends;
+    } else if (capture.state == HOLDING) {
+        if (hold_ends > now) look = hold_ends;
+        if (capture.leaves_early) look = earlier(look, now + FIRST_LOOK + (now > since ? now - since : 0) / 4);
+    }
     pthread_mutex_unlock(&capture.lock);
     return look;
 }

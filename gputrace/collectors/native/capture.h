@@ -7,8 +7,9 @@
  *     ARMED      CUPTI is loaded and ours, but records nothing and has no records
  *     RECORDING  a window: CUPTI records kernels, copies, memsets and calls
  *     HOLDING    a window has ended, for good or for a control stretch; CUPTI stays for `hold_ns`, so that
- *                work still running on the GPU is handed over with its times and the next window is cheap
- *     LEAVING    the next CUDA call of the program to return calls cuptiFinalize
+ *                work still running on the GPU is handed over with its times and the next window is cheap; with
+ *                `leaves_early`, only until all of that is handed over
+ *     LEAVING    a CUDA call of the writer's, or else the next one of the program, calls cuptiFinalize as it returns
  *     LEFT       it has; the thread of writer.c is to note when
  *
  * Every transition is made by `move_to` in capture.c. These are allowed:
@@ -18,8 +19,8 @@
  *     ARMED      RECORDING  a window begins
  *     RECORDING  HOLDING    it ends, a control stretch begins, another profiler begins, the process ends
  *     HOLDING    RECORDING  the next window begins, or the stretch is over
- *     HOLDING    LEAVING    `hold_ns` are over and CUPTI may be let go of
- *     HOLDING    ARMED      `hold_ns` are over and CUPTI may not, or is to stay idle in this stretch
+ *     HOLDING    LEAVING    it was held for long enough and may be let go of
+ *     HOLDING    ARMED      it was, and may not, or is to stay idle in this stretch
  *     LEAVING    LEFT       a call has returned
  *     LEAVING    ARMED      a window or another profiler begins first, or the process ends
  *     LEFT       ARMED      that was noted, which whoever comes first does
@@ -34,7 +35,7 @@
  *
  * Locks: `lock` serialises all requests and transitions. The locks of buffers.c, spool.c and threads.c may be
  * taken while it is held, and none of them may be held when it is taken. cuptiFinalize is called with it, by a
- * thread that only tries to take it: the program never waits for us there.
+ * thread that only tries to take it.
  */
 #pragma once
 
@@ -72,6 +73,10 @@ struct capture {
     uint64_t usual_hold_ns, hold_ns, holding_since;
     int stays_idle;
 
+    /* In HOLDING: CUPTI leaves as soon as it can. Idle, it makes steps that wait for their launches longer by a third,
+     * and the GPU may have done all of the window a millisecond after it. */
+    int leaves_early;
+
     /* CUPTI is not loaded before the first window: idle, it makes steps that wait for their launches longer. */
     int is_late;
 
@@ -96,9 +101,9 @@ void capture_start(void);
 /* Opens or closes a window. */
 void capture_set_window(int on);
 
-/* Ends a window for a control stretch: CUPTI is let go of after HOLD_NS, or with STAYS_IDLE stays. Returns 0;
- * -1, with nothing changed, where nothing is recorded or CUPTI cannot be let go of in this program.
- * capture_set_window(1) ends the stretch. */
+/* Ends a window for a control stretch, or for good: with STAYS_IDLE CUPTI stays, and is idle after HOLD_NS; else it is
+ * let go of as soon as it has handed over all, and after HOLD_NS at the latest. Returns 0; -1, with nothing changed,
+ * where nothing is recorded or CUPTI cannot be let go of in this program. capture_set_window(1) ends the stretch. */
 int capture_begin_stretch(uint64_t hold_ns, int stays_idle);
 
 /* Begins or stops recording the nodes of CUDA graphs in place of whole replays. Returns 0; -1, with nothing

@@ -7,7 +7,7 @@
 /* All of this is guarded by the lock of capture.c, but for on_call, which reads what was set before CUPTI knew of it. */
 static void *subscriber;
 static int by_profiler, serial, notes_nodes;
-static uint32_t profiler_start_id, profiler_stop_id;
+static uint32_t profiler_start_id, profiler_stop_id, own_id;
 static const struct subscriber_handlers *tell;
 
 void subscriber_init(int heeds_profiler, const struct subscriber_handlers *handlers) {
@@ -18,6 +18,7 @@ void subscriber_init(int heeds_profiler, const struct subscriber_handlers *handl
 void subscriber_find_calls(int serial_graphs, int nodes) {
     profiler_start_id = calls_find_id("cuProfilerStart");
     profiler_stop_id = calls_find_id("cuProfilerStop");
+    own_id = calls_find_id("cuDriverGetVersion");
     serial = serial_graphs;
     notes_nodes = nodes;
 }
@@ -62,6 +63,11 @@ void subscriber_release(int to_profiler) {
     if (!subscriber || by_profiler || ((serial || notes_nodes) && !to_profiler)) return;
     cupti.unsubscribe(subscriber);
     subscriber_forget();
+}
+
+int subscriber_watch_own_call(void) {
+    if (!own_id || subscriber_take()) return -1;
+    return cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, own_id);
 }
 
 int subscriber_watch_all_calls(int on) {

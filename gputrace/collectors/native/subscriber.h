@@ -22,6 +22,9 @@ void subscriber_take_if_needed(int records);
 /* Leaves it to others unless it is needed; to another profiler unless cudaProfilerStart is heeded. */
 void subscriber_release(int to_profiler);
 
+/* Watches the call that the collector makes, cuDriverGetVersion; -1 where that cannot be. */
+int subscriber_watch_own_call(void);
+
 /* Watches every call of CUDA, or no longer; -1 where that cannot be. */
 int subscriber_watch_all_calls(int on);
 

@@ -40,15 +40,19 @@ def test_every_transition_records_its_windows_and_a_fork_in_any_state_disturbs_n
         "capture 0 sleep 1500 pause 1 fork exit pause 0",  # leaving, and armed for a profiler
         f"{window} capture 0 released 1 0 fork exit sleep 1500",  # left, and armed
         f"{window} rest 1 sleep 1500 fork exit",  # idle in a stretch
-        f"{window} capture 0 finalized",
+        f"finalized {window} capture 0",
     ]
     held = ["inject nvtx", window, "capture 0 fork exit", window, "finalized"]
-    for number, (script, hold, windows) in enumerate(((steps, 0, 5), (held, 10**12, 2))):
+    new, old = "libcupti.so.13", "old_cupti.so"
+    # The old one leaves at a call of the program's alone.
+    runs = ((old, steps, 0, 5, 1), (new, steps, 0, 5, 3), (new, held, 10**12, 2, 0))
+    for number, (library, script, hold, windows, left) in enumerate(runs):
         folder = tmp_path / str(number)
         folder.mkdir()
         env = {"GPUTRACE_CAPTURE": "manual", "GPUTRACE_HOLD_NS": str(hold)}
+        env["GPUTRACE_CUPTI"] = str(machine.folder / library)
         done = machine.run(folder, " ".join(script), env)
-        assert (done.returncode, done.stdout, done.stderr) == (0, f"{1 - number}\n", "")
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{left}\n", "")
         (path,) = folder.glob("*.spool")
         spool = read_spool(path)
         assert len(spool.records[b"KERN"]) == windows

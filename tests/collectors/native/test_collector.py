@@ -460,12 +460,35 @@ MANUAL: Final = {"GPUTRACE_CAPTURE": "manual", "GPUTRACE_HOLD_NS": "0"}
 def test_after_a_window_cupti_is_taken_out_of_the_program_once(
     machine: Machine, tmp_path: Path
 ) -> None:
-    script = "inject plain capture 1 sleep 5 plain capture 0 sleep 300 finalized "
-    script += "released 1 0 plain finalized"
-    assert said(machine, tmp_path, script, MANUAL) == [0, 1]
+    """At the end of a call of the collector's, or of the program's if CUPTI tells of no other."""
+    window = "inject plain capture 1 sleep 5 plain capture 0"
+    for library, script, expected in (
+        ("libcupti.so.13", f"{window} released 1 0 sleep 300 plain finalized", [1]),
+        ("libcupti.so.13", f"{window} sleep 1500 finalized plain finalized", [1, 1]),
+        ("old_cupti.so", f"{window} sleep 300 finalized released 1 0 plain finalized", [0, 1]),
+    ):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        env = MANUAL | {"GPUTRACE_CUPTI": str(machine.folder / library)}
+        assert said(machine, folder, script, env) == expected
+        spool = only(folder)
+        assert (kernels(spool), len(spool.records[b"API "])) == (1, 2)
+        assert int(spool.info["capture_off"]) <= int(spool.info["let_go"])
+
+
+def test_cupti_leaves_as_soon_as_the_gpu_has_done_what_a_window_has(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """And not before, for all that it is held for a minute at most: the kernel has its times."""
+    script = "inject capture 1 sleep 5 unfinished 300 leave 60000 sleep 100 finalized "
+    script += "released 1 0 capture 1 plain leave 60000 released 2 0 finalized"
+    assert said(machine, tmp_path, script, MANUAL) == [0, 2]
     spool = only(tmp_path)
-    assert (kernels(spool), len(spool.records[b"API "])) == (1, 2)
-    assert int(spool.info["capture_off"]) <= int(spool.info["let_go"])
+    assert kernels(spool) == 2
+    ended = int(spool.records[b"KERN"]["end"][0])
+    assert ended - int(spool.records[b"KERN"]["start"][0]) > 299_000_000
+    left, left_again = (moment for moment, is_out, _ in spool.switches["control"] if is_out)
+    assert ended <= left < left_again < ended + 30e9
 
 
 @pytest.mark.parametrize("stays", [True, False])
@@ -572,7 +595,7 @@ def test_a_clock_is_registered_once_until_cupti_is_let_go_of_or_another_profiler
     env = MANUAL | {"GPUTRACE_HOLD_NS": str(10**12)}
     script = f"inject plain {window * 5} registrations pause 1 pause 0 {window * 2} registrations"
     assert said(machine, tmp_path, script, env) == [1, 2]
-    script = f"inject plain {window * 2} released 1 0 {window * 2} registrations"
+    script = f"inject plain {window} released 1 0 {window} released 2 0 registrations"
     assert said(machine, tmp_path, script, MANUAL) == [2]
 
 

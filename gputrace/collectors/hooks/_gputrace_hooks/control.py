@@ -90,8 +90,8 @@ def capture(on: bool) -> None:
 def rest(hold_ns: int, stays: bool) -> bool:
     """Begin a control stretch, which ``capture(True)`` ends; return True if it has begun.
 
-    After ``hold_ns``, which the GPU has to end what it was given, CUPTI is idle or, unless it
-    ``stays``, out of the process.
+    If CUPTI ``stays``, it is idle after ``hold_ns``, which the GPU has to end what it was given;
+    else it is out of the process as soon as the GPU has ended that, and after ``hold_ns`` at most.
     """
     import ctypes
 
@@ -107,7 +107,7 @@ def end_capture(pace_ns: int) -> None:
 
 
 def hold_ns(pace_ns: int) -> int:
-    """Return how long to hold CUPTI after a window with steps of ``pace_ns`` nanoseconds."""
+    """Return how long CUPTI is held at most after a window with steps of ``pace_ns``."""
     return _HOLD_NS + _HELD * pace_ns
 
 
