@@ -64,7 +64,7 @@ static uint64_t dropped, late;
 static volatile int forced;
 static uint32_t thread_ids;
 static uint64_t (*timestamp)(void);
-static int finalized, registrations, at_once, by_hardware;
+static int flushing, finalized, registrations, at_once, by_hardware;
 /* Calls are numbered from 1 on again after cuptiFinalize: the largest number so far, and at that time. */
 static uint32_t numbered, numbered_before;
 /* Whether a record was made while single calls were chosen: such a choice can be made again. */
@@ -328,6 +328,7 @@ int cuptiFinalize(void) {
     pthread_mutex_lock(&lock);
     check(!current.used, "finalized before it was flushed");
     check(!by_hardware, "finalized with hardware events");
+    check(!flushing, "finalized in the midst of a flush");
     callback = NULL;
     watched[1] = watched[2] = lasting = 0;
     memset(profiler, 0, sizeof profiler);
@@ -407,6 +408,7 @@ int fake_hardware(void) { return by_hardware; }
 int cuptiActivityFlushAll(uint32_t force) {
     const char *ms = getenv("FAKE_CUPTI_FLUSH_MS");
     check(force <= 1, "no such flag");
+    __atomic_add_fetch(&flushing, 1, __ATOMIC_SEQ_CST);
     if (ms) usleep(1000 * (unsigned)atoi(ms));
     pthread_mutex_lock(&lock);
     if (force || current.end <= now_ns()) let_go();
@@ -415,6 +417,7 @@ int cuptiActivityFlushAll(uint32_t force) {
         pthread_cond_wait(&idle, &lock);
     forced = 0;
     pthread_mutex_unlock(&lock);
+    __atomic_sub_fetch(&flushing, 1, __ATOMIC_SEQ_CST);
     return 0;
 }
 

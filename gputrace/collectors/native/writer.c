@@ -17,7 +17,8 @@ static pthread_t thread;
 static int is_started;
 /* Set by the thread that ends the process. */
 static atomic_int is_stopping;
-/* Held while records are decoded: who waits for it finds them written. Taken before any other lock. */
+/* Held while records are decoded, and CUPTI is let go of: who waits for it finds them written. Taken before any other
+ * lock. */
 static pthread_mutex_t collecting = PTHREAD_MUTEX_INITIALIZER;
 
 /* The rest is the writer's alone once it runs. */
@@ -40,9 +41,12 @@ void writer_write_clocks(void) {
     spool_unlock();
 }
 
+/* The flush is made with the lock held, too: CUPTI may crash where it is let go of in the midst of one. */
 void writer_write_now(void) {
+    pthread_mutex_lock(&collecting);
     capture_flush(FLUSH_FORCED);
-    collect(0);
+    capture_take_records(0);
+    pthread_mutex_unlock(&collecting);
     devices_write();
     writer_write_clocks();
 }

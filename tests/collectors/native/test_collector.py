@@ -491,6 +491,14 @@ def test_cupti_leaves_as_soon_as_the_gpu_has_done_what_a_window_has(
     assert ended <= left < left_again < ended + 30e9
 
 
+def test_cupti_does_not_leave_in_the_midst_of_a_flush(machine: Machine, tmp_path: Path) -> None:
+    """The program may ask for all that was recorded at any time; NVIDIA's crashes there."""
+    window = "capture 1 sleep 5 plain leave 60000 sleep 60 write released {} 0 "
+    script = "inject " + "".join(window.format(number) for number in (1, 2, 3, 4)) + "finalized"
+    assert said(machine, tmp_path, script, MANUAL | {"FAKE_CUPTI_FLUSH_MS": "40"}) == [4]
+    assert kernels(only(tmp_path)) == 4
+
+
 @pytest.mark.parametrize("stays", [True, False])
 def test_in_a_control_stretch_cupti_is_idle_or_taken_out(
     machine: Machine, tmp_path: Path, stays: bool
