@@ -26,7 +26,7 @@
  *
  * Locks, in the order in which one thread may take several:
  *
- *     writer.c, collecting    while records are decoded
+ *     writer.c, collecting    while records are decoded, and CUPTI flushed or let go of
  *     capture.c, capture.lock requests and transitions
  *     buffers.c, lock         lists of buffers; held for a few instructions, with no other
  *     spool.c, spool_lock     the file, names (names.c), what is known of graphs (decode.c), the stretches in
