@@ -149,14 +149,19 @@ class Life:
     def _toggle(self, started: subprocess.Popen[bytes]) -> None:
         """Open and close windows in all processes that listen, until the first one has ended."""
         while started.poll() is None:
-            for path in self.folder.glob("arm/*/*.socket"):
-                with suppress(OSError):
-                    step = int(armed.ask(path, "status").get("step", 0))
-                    armed.ask(path, "record", step + 2, step + 5, SECOND_NS)
-                    time.sleep(0.05)
-                    armed.ask(path, "end")
-                    armed.ask(path, "begin", SECOND_NS // 20)
+            # The program may remove its folder meanwhile.
+            with suppress(FileNotFoundError):
+                for path in self.folder.glob("arm/*/*.socket"):
+                    self._toggle_one(path)
             time.sleep(0.02)
+
+    def _toggle_one(self, path: Path) -> None:
+        with suppress(OSError):
+            step = int(armed.ask(path, "status").get("step", 0))
+            armed.ask(path, "record", step + 2, step + 5, SECOND_NS)
+            time.sleep(0.05)
+            armed.ask(path, "end")
+            armed.ask(path, "begin", SECOND_NS // 20)
 
     def _strike_all(self, started: subprocess.Popen[bytes]) -> None:
         told = _await(self._told, started)
