@@ -77,7 +77,7 @@ def analyze(
     """
     import gputrace
     from gputrace.native import keep_freed_memory
-    from gputrace.store import is_database
+    from gputrace.store.sqlite_security import is_database
 
     if not any(map(is_database, traces)):
         from gputrace.readers.flight_recorder import is_hang_report

@@ -12,7 +12,7 @@ from multiprocessing.resource_tracker import ensure_running
 from typing import TYPE_CHECKING, Any, Final
 
 from gputrace.errors import MissingError, UsageError
-from gputrace.store import cache_folder
+from gputrace.store.cache import cache_folder
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from gputrace.errors import STOP, ErrorPolicy, InputError
-from gputrace.store import cached_file
+from gputrace.store.cache import cached_file
 from gputrace.store.sqlite_reader import check_file, open_input
 
 _FORMS: Final = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace.errors import InputError, MissingError
-from gputrace.store import cache_folder, cached_file
+from gputrace.store.cache import cache_folder, cached_file
 from gputrace.tools import ask_tool, find_tool
 
 _INSTALLED: Final = (

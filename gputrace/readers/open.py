@@ -20,8 +20,10 @@ from gputrace.model.trace import Trace
 from gputrace.readers.compressed import text_size
 from gputrace.readers.nsys_export import is_table_folder
 from gputrace.readers.registry import Candidate, reader_of, try_open
-from gputrace.store import LARGE, cache_folder, is_database
+from gputrace.store.cache import cache_folder
 from gputrace.store.sqlite_page_scan import count_cores
+from gputrace.store.sqlite_reader import LARGE
+from gputrace.store.sqlite_security import is_database
 
 if TYPE_CHECKING:
     from gputrace.model.trace import Progress

@@ -23,8 +23,8 @@ from gputrace.model.trace import Trace
 from gputrace.plugins import Plugin, call, expect, load, plugins, warn
 from gputrace.readers.compressed import can_unpack, compression, peek, unpack_database
 from gputrace.readers.nsys_export import is_report, is_table_folder
-from gputrace.store import MAGIC
 from gputrace.store.sqlite_reader import Database, open_input
+from gputrace.store.sqlite_security import MAGIC
 
 _ZSTD_BLOCK: Final = 128 << 10
 """Maximum bytes of a block, of which nothing can be read before its end."""

@@ -1,6 +1,7 @@
-"""Cache of results computed from unchanged traces: files in the user's cache folder.
+"""Cache in the user's folder: of results computed from unchanged traces, and of files that these
+were converted or unpacked to.
 
-An entry consists of a value in MessagePack and the columns in it. Its key covers the path, size and
+Results are a value in MessagePack and the columns in it. Their key covers the path, size and
 modification time of each file of a run, and the version of gputrace and its code, so that it never
 matches other files. A broken entry counts as missing. Columns are memory-mapped, not read: opening
 takes milliseconds, and one without columns does not import numpy.
@@ -12,15 +13,15 @@ type, offset and bytes of each column; and the columns, at multiples of 64 bytes
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from gputrace.errors import MissingError
 from gputrace.plugins import plugins
-from gputrace.store import cache_folder
 
 try:
     from _blake2 import blake2b  # hashlib imports OpenSSL, which takes 0.003 s.
@@ -47,6 +48,44 @@ _DECODES: Final = Lock()
 type."""
 
 _Value = TypeVar("_Value")
+
+
+def cache_folder() -> Path:
+    """Return gputrace's folder in the user's cache, for files that can be recreated."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gputrace"
+
+
+def cached_file(folder: str, identity: str, make: Callable[[Path], None]) -> Path:
+    """Return the SQLite file made of an input, from a folder of the cache, making it if need be.
+
+    Args:
+        folder: name in the cache.
+        identity: text that changes with the input.
+        make: writes the file; what it raises is passed on.
+
+    Raises MissingError if the folder cannot be created.
+    """
+    import hashlib
+
+    key = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    target = cache_folder() / folder / f"{key}.sqlite"
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target.parent.chmod(0o700)
+    except OSError as error:
+        raise MissingError(
+            f"{target.parent}: cannot be created ({error.strerror}), but converted and unpacked "
+            "files are kept there; set XDG_CACHE_HOME to a writable folder"
+        ) from error
+    unfinished = target.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        make(unfinished)
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
 
 
 class ResultCache:

@@ -27,10 +27,11 @@ from msgspec.structs import replace
 from gputrace.errors import UsageError
 from gputrace.model.options import Window
 from gputrace.model.trace import Progress, Trace
-from gputrace.store import LARGE, sqlite_security
+from gputrace.store import sqlite_security
 from gputrace.store.merge import MergedTrace
 from gputrace.store.sqlite_page_scan import quote_identifier
 from gputrace.store.sqlite_reader import (
+    LARGE,
     Database,
     SqliteTables,
     SqliteTrace,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from gputrace.errors import MissingError
 from gputrace.model.events import Events, IdLookup
 from gputrace.model.struct import Struct
-from gputrace.store import cache_folder
+from gputrace.store.cache import cache_folder
 
 LARGE: Final = 1 << 30
 """Bytes of trace files above which columns are spilled; columns take 1.5 times as much."""

@@ -36,7 +36,7 @@ from gputrace.model.impossible_times import find_launches, find_possible
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Progress, Quality, Trace
-from gputrace.store import MAGIC, sqlite_security
+from gputrace.store import sqlite_security
 from gputrace.store.sqlite_page_scan import (
     Integers,
     Query,
@@ -47,6 +47,8 @@ from gputrace.store.sqlite_page_scan import (
     quote_identifier,
 )
 
+LARGE: Final = 1 << 29
+"""Bytes of SQLite files above which windows are sliced; rows take 1.5 times as much memory."""
 LEAST_BYTES_A_ROW: Final = 4
 """Minimum bytes per row; a table with more rows has a cycle among its pages."""
 _LOCK_BYTES: Final = (0x40000000, 512)
@@ -186,7 +188,7 @@ def check_file(path: Path) -> None:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
             raise InputError(path, "the file is empty; the recording or the copy failed")
-        if not header.startswith(MAGIC):
+        if not header.startswith(sqlite_security.MAGIC):
             raise InputError(path, "not an SQLite file")
         if len(header) < 100:
             raise InputError(path, f"truncated: {size} bytes, less than an SQLite header")

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
+MAGIC: Final = b"SQLite format 3\0"
+"""Beginning of an SQLite database (sqlite.org/fileformat2.html, section 1.3)."""
 ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
 """Exceptions of sqlite3 for a broken file; messages quote names, which need not be UTF-8."""
 LONGEST_VALUE: Final = 64 << 20
@@ -88,6 +91,15 @@ declaring: Final = _authorizer(
     {(sqlite3.SQLITE_INSERT, "sqlite_master"), _UPDATE_SCHEMA},
 )
 """Authorizes creation of a table with keys, but without functions, which run for every row."""
+
+
+def is_database(path: Path) -> bool:
+    """Return True for a file that begins as an SQLite database; a pipe is not waited for."""
+    with suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(len(MAGIC)) == MAGIC
+    return False
 
 
 def connect(uri: str, *, check_same_thread: bool = True) -> sqlite3.Connection:

@@ -164,7 +164,7 @@ class _Environment:
 
     def __init__(self, framework: Framework, installer: str) -> None:
         """Raise ValueError with one line if the framework's needs cannot be met."""
-        from gputrace.store import cache_folder
+        from gputrace.store.cache import cache_folder
 
         needs = read_needs(framework.script)
         self._installer, self._constraints = installer, needs.constraints

@@ -29,7 +29,7 @@ from gputrace.distributed import Cluster, scheduler, spread, worker
 from gputrace.distributed.scheduler import connected
 from gputrace.errors import ExitCode, InputError, MissingError, UsageError
 from gputrace.readers.open import open_traces
-from gputrace.store import cache_folder
+from gputrace.store.cache import cache_folder
 from tests.collectors.spool.test_activity_sampled_calls import (
     LAUNCH_BOUND,
     sample_calls,
