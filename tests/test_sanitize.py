@@ -15,8 +15,7 @@ from rich.text import Text
 import gputrace
 from gputrace.cli import console
 from gputrace.cli.console import log
-from gputrace.report import markdown_html
-from gputrace.report.document import Table
+from gputrace.report import Table, markdown_html
 from gputrace.sanitize import LONGEST_EXPORTED, bounded, cell, clean, json_text, message
 from gputrace.store.redact import Redaction
 from tests.helpers import command

@@ -98,8 +98,7 @@ _LONGEST_NAME: Final = 320
 def _launches_text(launches: Launches) -> str:
     """Render the kernel's time on each GPU, and a description of the launch to profile."""
     from gputrace.analyzers.kernel_names import short_name
-    from gputrace.report import text
-    from gputrace.report.document import Document, Line, declared
+    from gputrace.report import Document, Line, declared, text
     from gputrace.report.wording import capital
 
     use = launches.kernel

@@ -22,8 +22,7 @@ from gputrace.model.comparison import (
 )
 from gputrace.model.results import Breakdown
 from gputrace.model.struct import UNKNOWN, Column
-from gputrace.report import render_as
-from gputrace.report.document import (
+from gputrace.report import (
     Document,
     Limits,
     Line,
@@ -32,6 +31,7 @@ from gputrace.report.document import (
     attributes,
     declared,
     present,
+    render_as,
     room_for_names,
     tabulate,
 )

@@ -7,7 +7,7 @@ import re
 from itertools import chain
 from typing import Final
 
-from gputrace.report.document import TEXT_COLUMNS, Document, Limits, Line, Table
+from gputrace.report import TEXT_COLUMNS, Document, Limits, Line, Table
 from gputrace.sanitize import sentence
 
 _MARKUP: Final = re.compile(r"[\\`*_<>|\[\]~$&#]")

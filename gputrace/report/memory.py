@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gputrace.model.memory import DeviceMemory, Holder, MemoryReport
 from gputrace.model.struct import UNKNOWN, Column
-from gputrace.report.document import (
+from gputrace.report import (
     Document,
     Limits,
     Line,

@@ -7,7 +7,7 @@ from typing import Final
 
 from gputrace.model.sketches import RankSummary, SketchReport
 from gputrace.model.struct import Column
-from gputrace.report.document import Document, Limits, Line, Records, attributes, declared, present
+from gputrace.report import Document, Limits, Line, Records, attributes, declared, present
 from gputrace.report.wording import capital
 from gputrace.units import format_pair
 

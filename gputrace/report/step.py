@@ -7,7 +7,7 @@ from typing import Final
 
 from gputrace.model.comparison import StepExplanation, StepOnGpu, StepPart
 from gputrace.model.struct import Column
-from gputrace.report.document import Document, Limits, Line, Records, attributes, declared, present
+from gputrace.report import Document, Limits, Line, Records, attributes, declared, present
 from gputrace.report.wording import capital, gpu_name, kernel_labels
 from gputrace.units import format_ns, format_share
 

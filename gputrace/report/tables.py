@@ -25,8 +25,7 @@ from gputrace.model.results import (
 )
 from gputrace.model.struct import UNKNOWN, Column
 from gputrace.model.time_class import TIME_CLASSES
-from gputrace.report import wording
-from gputrace.report.document import (
+from gputrace.report import (
     STYLES,
     Document,
     Limits,
@@ -38,6 +37,7 @@ from gputrace.report.document import (
     present,
     room_for_names,
     tabulate,
+    wording,
 )
 from gputrace.units import (
     format_bytes,

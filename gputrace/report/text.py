@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from gputrace.report.document import TEXT_COLUMNS, Document, Limits, Line, Table
+from gputrace.report import TEXT_COLUMNS, Document, Limits, Line, Table
 from gputrace.sanitize import sentence
 
 

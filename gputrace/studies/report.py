@@ -13,16 +13,18 @@ from msgspec.structs import replace
 
 from gputrace.model.struct import Column
 from gputrace.model.time_class import CLASSES
-from gputrace.report import plain, render_as, to_json
-from gputrace.report.document import (
+from gputrace.report import (
     Document,
     Limits,
     Line,
     Records,
     Table,
     declared,
+    plain,
     present,
+    render_as,
     tabulate,
+    to_json,
 )
 from gputrace.report.html import charts
 from gputrace.report.html.page import render_document

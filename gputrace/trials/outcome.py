@@ -18,8 +18,7 @@ from typing import Final
 from gputrace.collectors.masking import masked
 from gputrace.model.results import Analysis
 from gputrace.model.struct import UNKNOWN, Column
-from gputrace.report import to_json
-from gputrace.report.document import Document, Limits, Line, Records, Table, attributes, tabulate
+from gputrace.report import Document, Limits, Line, Records, Table, attributes, tabulate, to_json
 from gputrace.trials import statistics
 from gputrace.trials.choice import describe, find_recipes
 from gputrace.trials.history import History, Row

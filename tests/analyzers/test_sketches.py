@@ -16,7 +16,7 @@ import pytest
 
 from gputrace.analyzers.sketches import find_changes, report_sketches
 from gputrace.model.sketches import Slowdown
-from gputrace.report.document import Limits
+from gputrace.report import Limits
 from gputrace.report.sketches import document
 from gputrace.store.sketches import STEP, RankSketch, Steps
 

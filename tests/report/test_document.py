@@ -7,8 +7,7 @@ from typing import Final
 import pytest
 
 from gputrace.model.struct import Column
-from gputrace.report import markdown_html, text
-from gputrace.report.document import Document, Line, Table, present, tabulate
+from gputrace.report import Document, Line, Table, markdown_html, present, tabulate, text
 
 FIRST: Final = Table("First", ("", "time"), (("gpu 0", "1 ms"),))
 LATER: Final = Table("Later", ("", "size"), (("gpu 1", "2 MB"),))

@@ -13,8 +13,7 @@ import pytest
 import gputrace
 from gputrace.api import Report
 from gputrace.model.results import Gap, LedgerRow, WhatIf
-from gputrace.report import render, tables, text, wording
-from gputrace.report.document import Table
+from gputrace.report import Table, render, tables, text, wording
 from gputrace.units import format_bytes, format_ns, format_number
 
 WIDTHS: Final = (40, 60, 80, 120)

@@ -290,7 +290,7 @@ def _step(
     median step. The addresses are those of the JSON of `analyze --step`.
     """
     import gputrace
-    from gputrace.report.document import Limits
+    from gputrace.report import Limits
     from gputrace.report.step import document
 
     with gputrace.open(*trace, windows=time is not None) as opened:

@@ -33,9 +33,8 @@ from gputrace.model.events import Kind, number_ids
 from gputrace.model.results import Analysis, Gaps
 from gputrace.model.struct import UNKNOWN, Column
 from gputrace.model.time_class import CLASSES
-from gputrace.report import wording
+from gputrace.report import TEXT_COLUMNS, Document, Limits, Table, present, tabulate, wording
 from gputrace.report.comparison import document as comparison_document
-from gputrace.report.document import TEXT_COLUMNS, Document, Limits, Table, present, tabulate
 from gputrace.report.html.charts import (
     CURVES,
     DASHED,

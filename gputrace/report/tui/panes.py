@@ -28,8 +28,7 @@ from gputrace.model.comparison import StepExplanation
 from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
-from gputrace.report import wording
-from gputrace.report.document import room_for_names
+from gputrace.report import room_for_names, wording
 from gputrace.report.palette import LOOKS, SEVERITIES, Palette
 from gputrace.report.step import worth_listing
 from gputrace.report.tables import BESIDE_KERNELS, kernels_table

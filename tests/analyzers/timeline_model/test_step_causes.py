@@ -16,7 +16,7 @@ import gputrace
 from gputrace.analyzers.timeline_model import gaps
 from gputrace.data import unpacked
 from gputrace.errors import UsageError
-from gputrace.report.document import Limits
+from gputrace.report import Limits
 from gputrace.report.step import document, worth_listing
 from tests.helpers import command
 from tests.helpers.exports import SAMPLE, STEP, Export, global_id
