@@ -19,7 +19,7 @@ from gputrace.analyzers.findings.stragglers import find_late
 from gputrace.analyzers.grouping import median, quantile
 from gputrace.analyzers.lateness import LateGains
 from gputrace.analyzers.ledger import find_host_times
-from gputrace.analyzers.operations import Gpu
+from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.analyzers.whatif.build import build_graph
 from gputrace.analyzers.whatif.graph import (
     Graph,
@@ -28,8 +28,8 @@ from gputrace.analyzers.whatif.graph import (
     measure,
     replay,
     standard_error,
+    with_quick_host,
 )
-from gputrace.analyzers.whatif.late_ranks import attribute
 from gputrace.analyzers.whatif.optimizations import (
     CURABLE,
     CURES,
@@ -39,9 +39,9 @@ from gputrace.analyzers.whatif.optimizations import (
     longest_wait,
     runs,
 )
-from gputrace.analyzers.whatif.step_rows import choose_steps, read_rows, when_issued
-from gputrace.model.events import Mask
-from gputrace.model.intervals import Intervals
+from gputrace.analyzers.whatif.step_rows import Index, choose_steps, read_rows, when_issued
+from gputrace.model.events import Kind, Mask, distinct_ids, number_ids
+from gputrace.model.intervals import Intervals, Times
 from gputrace.model.results import Finding, WhatIf
 from gputrace.model.struct import Struct
 
@@ -112,6 +112,68 @@ def late_gains(facts: Facts, run: Replay | None) -> dict[int, LateGains]:
         return {}
     by_rank = {rank: attribute(run.graph, rank, run.mean_ns) for rank in sorted(late)}
     return {rank: gains for rank, gains in by_rank.items() if gains is not None}
+
+
+def attribute(graph: Graph, rank: int, mean_ns: int) -> LateGains | None:
+    """Return how much shorter a step is without each reason for which a rank is late; None where
+    there is one rank.
+
+    Reasons are kernels that the median rank does not launch, or not as often; kernels of the same
+    name that take longer than on the median rank; and more time of the host between the same calls.
+
+    ``mean_ns`` is the mean step of the whole run.
+    """
+    ranks = distinct_ids(graph.rank[graph.rank >= 0])
+    if len(ranks) < 2 or rank not in ranks:
+        return None
+    extra, slower = _compare_kernels(graph, ranks, rank)
+    gone = graph.changed(
+        ns=np.where(extra, 0, graph.ns),
+        spacing=np.where(extra, np.minimum(graph.spacing, 0), graph.spacing),
+        own=np.where(extra, 0, graph.own),
+        gap=np.where(extra & (graph.hand < 0), graph.data, graph.gap),
+    )
+    edits = (
+        gone if extra.any() else None,
+        graph.changed(ns=slower) if (slower < graph.ns).any() else None,
+        with_quick_host(graph, [rank], ~extra),
+    )
+    recorded = measure(graph, graph.end).mean
+    gains = [0 if edit is None else recorded - measure(edit, replay(edit)).mean for edit in edits]
+    return LateGains(*(max(round(gain * mean_ns / recorded), 0) for gain in gains))
+
+
+def _compare_kernels(graph: Graph, ranks: Index, rank: int) -> tuple[Mask, Times]:
+    """Return a mask of the kernels that a rank has beyond the median rank's number in each step,
+    and all durations with its other kernels as short as the median rank's of the same name.
+    """
+    computes = (graph.stream >= 0) & (graph.operation == OperationClass.COMPUTE)
+    rows = np.flatnonzero(computes & (graph.kind == Kind.KERNEL) & (graph.rank >= 0))
+    names, name = number_ids(graph.name[rows])
+    of_rank = np.searchsorted(ranks, graph.rank[rows])
+    shape = len(ranks), len(names)
+    cell, cells = of_rank * len(names) + name, len(ranks) * len(names)
+    count = np.bincount(cell, minlength=cells).reshape(shape)
+    spent = np.bincount(cell, graph.ns[rows], cells).reshape(shape)
+    usual = np.round(median(count, axis=0) / max(graph.steps, 1))
+    mean = np.divide(spent, count, out=np.full(shape, np.inf), where=count > 0)
+    middle = np.sort(mean, axis=0)[(len(ranks) - 1) // 2]
+    mine = of_rank == int(np.searchsorted(ranks, rank))
+    launched, name = rows[mine], name[mine]
+    order = np.lexsort((launched, graph.step[launched], name))
+    key = name[order] * (graph.steps + 2) + graph.step[launched][order] + 1
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    nth = np.arange(len(key)) - np.repeat(first, np.diff(first, append=len(key)))
+    extra = np.zeros(len(graph), np.bool_)
+    extra[launched[order]] = nth >= usual[name[order]]
+    here = mean[int(np.searchsorted(ranks, rank))]
+    known = np.isfinite(middle) & np.isfinite(here) & (here > 0)
+    factor = np.minimum(np.divide(middle, here, out=np.ones_like(here), where=known), 1.0)
+    shorter = graph.ns.copy()
+    shorter[launched] = np.where(
+        extra[launched], graph.ns[launched], np.rint(graph.ns[launched] * factor[name])
+    )
+    return extra, shorter
 
 
 def what_if(facts: Facts, findings: Sequence[Finding], run: Replay | None) -> tuple[WhatIf, ...]:

@@ -13,19 +13,8 @@ from gputrace.analyzers.cuda_api_calls import Call, CudaApiCalls
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.kernel_names import family_of, on_tensor_cores, precision_of
 from gputrace.analyzers.operations import OperationClass
-from gputrace.analyzers.whatif.graph import (
-    LONG_AGO,
-    NONE,
-    Graph,
-    Held,
-    Index,
-    Items,
-    before_on,
-    find_hands,
-    make_items,
-    order_items,
-)
-from gputrace.analyzers.whatif.step_rows import Rows
+from gputrace.analyzers.whatif.graph import Graph, Held, before_on, order_items
+from gputrace.analyzers.whatif.step_rows import LONG_AGO, NONE, Index, Items, Rows, make_items
 from gputrace.model.events import Column, Kind, Mask, Memory, distinct_ids, is_among, number_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times
 from gputrace.model.struct import Struct
@@ -220,6 +209,35 @@ def _held(
         left = left - spent
         if spent.any() or inside.any():
             yield cause, Held(spent, inside)
+
+
+HAND_OVER_NS: Final = 30_000
+"""Silence after which a thread is taken to wait for another active thread of its process."""
+_MOST_CALLS_BACK: Final = 400
+"""Maximum number of calls searched backwards for the one that handed over."""
+
+
+def find_hands(items: Items, previous: Index) -> Index:
+    """Return, for each call, the call of another thread that it had to wait for, or `NONE`.
+
+    A thread waits if it is silent while another thread of its process issues work, and resumes
+    afterwards: the forward pass hands over to the thread of the backward pass, and back. The first
+    call of a thread waits for the last one of the process before it.
+    """
+    hands = np.full(len(items), NONE, np.int64)
+    silent_from = np.where(previous >= 0, items.returned[previous], LONG_AGO)
+    waits = (items.thread >= 0) & (items.begin - silent_from > HAND_OVER_NS)
+    begin, returned = items.begin.tolist(), items.returned.tolist()
+    thread, process = items.thread.tolist(), items.process.tolist()
+    for i in np.flatnonzero(waits).tolist():
+        since = int(silent_from[i])
+        for j in range(i - 1, max(i - _MOST_CALLS_BACK, -1), -1):
+            if process[j] != process[i] or (thread[j] >= 0 and begin[j] < since):
+                break
+            if thread[j] >= 0 and thread[j] != thread[i] and returned[j] <= begin[i]:
+                hands[i] = j
+                break
+    return hands
 
 
 class StartTimes(Struct, frozen=True):

@@ -7,29 +7,25 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Final
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gputrace.analyzers.cuda_api_calls import Call, CudaApiCalls
+from gputrace.analyzers.cuda_api_calls import Call
 from gputrace.analyzers.ledger import Ledger
 from gputrace.analyzers.operations import Gpu, OperationClass
-from gputrace.analyzers.whatif.step_rows import SCENE, Rows
-from gputrace.model.events import distinct_ids, is_among, number_ids
+from gputrace.analyzers.whatif.step_rows import LONG_AGO, NONE, SCENE, Index
+from gputrace.model.events import Mask, distinct_ids, is_among
 from gputrace.model.intervals import Times
 from gputrace.model.results import Breakdown
 from gputrace.model.struct import Struct
 from gputrace.native import address, library
 
-Index = NDArray[np.int64]
 Edges = Mapping[int, tuple[tuple[int, int], ...]]
 """By item, the items it waits for, each with the lag after its end in nanoseconds."""
-
-NONE: Final = -1
-LONG_AGO: Final = -(1 << 60)
 
 
 class Held(Struct, frozen=True):
@@ -148,126 +144,6 @@ class Graph(Struct, frozen=True, dict=True):
         return self._flat[id(edges)][1]
 
 
-_THREADS_APART: Final = 1 << 40
-"""Offset between threads, longer than any window, to take one running maximum over all."""
-HAND_OVER_NS: Final = 30_000
-"""Silence after which a thread is taken to wait for another active thread of its process."""
-_MOST_CALLS_BACK: Final = 400
-"""Maximum number of calls searched backwards for the one that handed over."""
-
-
-class Items(Struct, frozen=True, dict=True):
-    """Items by process and time of issue; times relative to ``base``, absent indices -1."""
-
-    call: Index
-    """Index of the call in the trace."""
-    operation: Index
-    """Row of the operation."""
-    leader: Index
-    """Item that has the call, for every further operation of a call."""
-    process: Index
-    thread: Index
-    begin: Times
-    """Start of the call; `LONG_AGO` without one."""
-    returned: Times
-    stream: Index
-    start: Times
-    """Start of the operation; without one, of the call."""
-    end: Times
-    base: int
-    """Origin of the times, on the trace's clock."""
-
-    def __len__(self) -> int:
-        return len(self.call)
-
-
-def make_items(rows: Rows, calls: CudaApiCalls) -> Items:
-    """Make items of the operations, their calls, and the waiting or allocating calls between."""
-    outer, owner = _outermost(calls, _kept(rows, calls), rows.call)
-    first = np.full(len(outer), NONE, np.int64)
-    known = np.flatnonzero(owner >= 0)
-    first[owner[known][::-1]] = known[::-1]  # the last write wins: the earliest of each call
-    separate = np.ones(len(rows.call), bool)
-    separate[first[first >= 0]] = False
-    extra = np.flatnonzero(separate)
-    call = np.concatenate([outer, np.full(len(extra), NONE, np.int64)])
-    operation = np.concatenate([first, extra])
-    leads = np.concatenate([np.full(len(outer), NONE, np.int64), owner[extra]])
-    order, process = _in_order(rows, calls, call, operation, leads)
-    new_index = np.empty(len(order), np.int64)
-    new_index[order] = np.arange(len(order))
-    leader = np.where(leads >= 0, new_index[leads], NONE)[order]
-    return _with_times(rows, calls, call[order], operation[order], leader, process)
-
-
-def _kept(rows: Rows, calls: CudaApiCalls) -> Index:
-    """Return the issuing calls, and all waiting or allocating calls between those of a thread."""
-    issuing = distinct_ids(rows.call[rows.call >= 0])
-    kept = [issuing]
-    for thread in distinct_ids(calls.thread[issuing]).tolist():
-        of_thread = issuing[calls.thread[issuing] == thread]
-        between = np.arange(of_thread[0], of_thread[-1] + 1)
-        kept.append(between[is_among(calls.sort[between], (Call.SYNC, Call.ALLOC))])
-    return distinct_ids(np.concatenate(kept))
-
-
-def _outermost(calls: CudaApiCalls, kept: Index, issued: Index) -> tuple[Index, Index]:
-    """Return the calls not nested in another, and the index among them for each operation."""
-    if not len(kept):
-        return kept, np.full(len(issued), NONE, np.int64)
-    apart = calls.thread[kept].astype(np.int64) * _THREADS_APART - int(calls.start[kept].min())
-    reach = np.maximum.accumulate(calls.end[kept] + apart)
-    inside = np.concatenate([[False], (calls.start[kept] + apart)[1:] < reach[:-1]])
-    index = np.cumsum(~inside) - 1
-    position = np.minimum(np.searchsorted(kept, issued), len(kept) - 1)
-    return kept[~inside], np.where(issued >= 0, index[position], NONE)
-
-
-def _in_order(
-    rows: Rows, calls: CudaApiCalls, call: Index, operation: Index, leads: Index
-) -> tuple[Index, Index]:
-    """Return the order by process and issue, and the process of each item in that order."""
-    processes = np.array([process for process, _ in calls.threads])
-    ran = rows.events.start[operation]
-    issued = np.where(call >= 0, calls.start[call], ran)
-    issued = np.where(leads >= 0, issued[leads], issued)
-    process = np.where(
-        call >= 0, processes[calls.thread[call]], rows.events.process[operation]
-    ).astype(np.int64)
-    order = np.lexsort((np.where(operation >= 0, ran, issued), leads >= 0, issued, process))
-    return order, process[order]
-
-
-def _with_times(
-    rows: Rows, calls: CudaApiCalls, call: Index, operation: Index, leader: Index, process: Index
-) -> Items:
-    events = rows.events
-    base = int(events.start.min())
-    if (call >= 0).any():
-        base = min(base, int(calls.start[call[call >= 0]].min()))
-    begin = np.where(call >= 0, calls.start[call] - base, LONG_AGO)
-    returned = np.where(call >= 0, calls.end[call] - base, LONG_AGO)
-    some = operation >= 0
-    devices, device = number_ids(events.device)
-    streams, stream = number_ids(events.stream)
-    device = events.process.astype(np.int64) * len(devices) + device
-    _, stream = number_ids(device * len(streams) + stream)
-    _, thread = number_ids(calls.thread[call])
-    return Items(
-        call=call,
-        operation=operation,
-        leader=leader,
-        process=process,
-        thread=np.where(call >= 0, thread, NONE),
-        begin=begin,
-        returned=returned,
-        stream=np.where(some, stream[operation], NONE),
-        start=np.where(some, events.start[operation] - base, begin),
-        end=np.where(some, events.end[operation] - base, returned),
-        base=base,
-    )
-
-
 def before_on(lane: Index) -> Index:
     """Return, for each item, the previous one on its lane (thread or stream), or `NONE`."""
     rows = np.flatnonzero(lane >= 0)
@@ -276,29 +152,6 @@ def before_on(lane: Index) -> Index:
     before = np.full(len(lane), NONE, np.int64)
     before[rows[1:][same]] = rows[:-1][same]
     return before
-
-
-def find_hands(items: Items, previous: Index) -> Index:
-    """Return, for each call, the call of another thread that it had to wait for, or `NONE`.
-
-    A thread waits if it is silent while another thread of its process issues work, and resumes
-    afterwards: the forward pass hands over to the thread of the backward pass, and back. The first
-    call of a thread waits for the last one of the process before it.
-    """
-    hands = np.full(len(items), NONE, np.int64)
-    silent_from = np.where(previous >= 0, items.returned[previous], LONG_AGO)
-    waits = (items.thread >= 0) & (items.begin - silent_from > HAND_OVER_NS)
-    begin, returned = items.begin.tolist(), items.returned.tolist()
-    thread, process = items.thread.tolist(), items.process.tolist()
-    for i in np.flatnonzero(waits).tolist():
-        since = int(silent_from[i])
-        for j in range(i - 1, max(i - _MOST_CALLS_BACK, -1), -1):
-            if process[j] != process[i] or (thread[j] >= 0 and begin[j] < since):
-                break
-            if thread[j] >= 0 and thread[j] != thread[i] and returned[j] <= begin[i]:
-                hands[i] = j
-                break
-    return hands
 
 
 def order_items(
@@ -552,3 +405,78 @@ def _kernel_time(graph: Graph, gpus: int) -> NDArray[np.float64]:
     """Return the nanoseconds that the computing kernels of each GPU take in the graph."""
     computes = (graph.stream >= 0) & (graph.operation == OperationClass.COMPUTE)
     return np.bincount(graph.gpu[computes], graph.ns[computes], gpus).astype(np.float64)
+
+
+_LATER_HOST_RATIO: Final = 1.02
+"""Ratio of host time to the median rank's above which a rank is later."""
+_SAME_CALLS: Final = 0.98
+"""Part of the ranks' calls that must be of one sort, in order, to be compared one by one."""
+_COMPARED_CALLS_PART: Final = 0.5
+"""Part of a rank's calls that must be between exchanges with as many calls on every rank."""
+
+
+def with_quick_host(
+    graph: Graph, late: Sequence[int], compared: Mask | None = None
+) -> Graph | None:
+    """Return the graph with the host time of ranks cut to the median rank's, one after another,
+    call by call, until their totals agree; None where the ranks make different calls, or none of
+    these is later.
+
+    ``compared`` is a mask of the calls to compare; None for all.
+    """
+    ranks = distinct_ids(graph.rank[graph.rank >= 0])
+    if len(ranks) < 2:
+        return None
+    with_calls = graph.thread >= 0 if compared is None else compared & (graph.thread >= 0)
+    calls = [np.flatnonzero((graph.rank == other) & with_calls) for other in ranks.tolist()]
+    table = _alike(graph, calls)[:, 1:]
+    if table.shape[1] <= _COMPARED_CALLS_PART * max(map(len, calls)):
+        return None
+    same = (graph.sort[table] == graph.sort[table[0]]) & (graph.kind[table] == graph.kind[table[0]])
+    if same.mean() <= _SAME_CALLS:
+        return None
+    quick = graph
+    for rank in np.searchsorted(ranks, late).tolist():
+        quick = _quicker(quick, table, rank) or quick
+    return None if quick is graph else quick
+
+
+def _quicker(graph: Graph, table: Index, late: int) -> Graph | None:
+    """Return the graph with the host time of a rank cut to the median rank's, or None.
+
+    ``table`` has the calls that are compared, a row for each rank; ``late`` is the rank's.
+    """
+    # A call that synchronizes is a wait, also where what it waits for was not recorded.
+    works = np.where(graph.sort == Call.SYNC, 0, graph.own)
+    times = (np.where(graph.hand >= 0, graph.hand_lag, graph.gap) + works)[table]
+    middle = (len(table) - 1) // 2
+    usual = np.sort(times, axis=0)[middle]
+    total = np.sort(times.sum(axis=1))[middle]
+    wanted = times[late].sum() - total
+    excess = np.maximum(times[late] - usual, 0)
+    if wanted <= (_LATER_HOST_RATIO - 1) * total or not excess.any():
+        return None
+    rows = table[late]
+    saved = (excess * min(wanted / excess.sum(), 1.0)).astype(np.int64)
+    saved[(before_on(graph.thread)[rows] < 0) & (graph.hand[rows] < 0)] = 0
+    gap, lag, handed = graph.gap.copy(), graph.hand_lag.copy(), graph.hand[rows] >= 0
+    gap[rows] = np.where(handed, gap[rows], np.maximum(gap[rows] - saved, 0))
+    lag[rows] = np.where(handed, np.maximum(lag[rows] - saved, 0), lag[rows])
+    return graph.changed(gap=gap, hand_lag=lag)
+
+
+def _alike(graph: Graph, calls: list[Index]) -> Index:
+    """Return the calls of each rank, a row each, between those exchanges of all ranks between which
+    every rank makes as many calls: a call more on one rank shifts none of the others. None are
+    where ranks take part in exchanges with different numbers of GPUs.
+    """
+    groups = [graph.group[rows] for rows in calls]
+    first = distinct_ids(groups[0][groups[0] >= 0])
+    shared = reduce(lambda kept, ids: kept[is_among(kept, ids)], groups[1:], first)
+    sections = [np.cumsum(is_among(ids, shared)) for ids in groups]
+    last = {int(section.max(initial=0)) for section in sections}
+    if len(last) > 1:
+        return np.empty((len(calls), 0), np.int64)
+    counts = np.stack([np.bincount(section, minlength=max(last) + 1) for section in sections])
+    even = (counts == counts[0]).all(axis=0)
+    return np.stack([rows[even[section]] for rows, section in zip(calls, sections, strict=True)])

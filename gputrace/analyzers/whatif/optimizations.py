@@ -18,8 +18,8 @@ from gputrace.analyzers.device_metrics import peak_of
 from gputrace.analyzers.findings.kernels import launched_again
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.whatif.build import SHORT_NS
-from gputrace.analyzers.whatif.graph import NONE, Graph, Index, before_on, measure, replay
-from gputrace.analyzers.whatif.late_ranks import with_quick_host
+from gputrace.analyzers.whatif.graph import Graph, before_on, measure, replay, with_quick_host
+from gputrace.analyzers.whatif.step_rows import NONE, Index
 from gputrace.model.events import Kind, Mask, distinct_ids
 from gputrace.model.struct import Struct
 

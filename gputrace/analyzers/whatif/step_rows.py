@@ -1,4 +1,4 @@
-"""Choice of the steps to replay, and the operations and calls in them."""
+"""Choice of the steps to replay, and the operations and calls in them, as items of a graph."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ from gputrace.analyzers.parallelism import SHARDED
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import GPU_KINDS, Events, distinct_ids, is_among, number_ids
+from gputrace.model.intervals import Times
 from gputrace.model.options import Window
 from gputrace.model.results import Step
 from gputrace.model.struct import Struct
 
+Index = NDArray[np.int64]
+
+NONE: Final = -1
+LONG_AGO: Final = -(1 << 60)
 MOST_ITEMS: Final = 40_000
 """Maximum number of replayed GPU operations; so many take some 5 to 40 ms."""
 SCENE: Final = 2
@@ -227,3 +232,119 @@ def _gpu_of(events: Events, gpus: Sequence[Gpu]) -> NDArray[np.int64]:
         for key in distinct.tolist()
     ]
     return np.array(indices or [-1], np.int64).take(where)
+
+
+_THREADS_APART: Final = 1 << 40
+"""Offset between threads, longer than any window, to take one running maximum over all."""
+
+
+class Items(Struct, frozen=True, dict=True):
+    """Items by process and time of issue; times relative to ``base``, absent indices -1."""
+
+    call: Index
+    """Index of the call in the trace."""
+    operation: Index
+    """Row of the operation."""
+    leader: Index
+    """Item that has the call, for every further operation of a call."""
+    process: Index
+    thread: Index
+    begin: Times
+    """Start of the call; `LONG_AGO` without one."""
+    returned: Times
+    stream: Index
+    start: Times
+    """Start of the operation; without one, of the call."""
+    end: Times
+    base: int
+    """Origin of the times, on the trace's clock."""
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+
+def make_items(rows: Rows, calls: CudaApiCalls) -> Items:
+    """Make items of the operations, their calls, and the waiting or allocating calls between."""
+    outer, owner = _outermost(calls, _kept(rows, calls), rows.call)
+    first = np.full(len(outer), NONE, np.int64)
+    known = np.flatnonzero(owner >= 0)
+    first[owner[known][::-1]] = known[::-1]  # the last write wins: the earliest of each call
+    separate = np.ones(len(rows.call), bool)
+    separate[first[first >= 0]] = False
+    extra = np.flatnonzero(separate)
+    call = np.concatenate([outer, np.full(len(extra), NONE, np.int64)])
+    operation = np.concatenate([first, extra])
+    leads = np.concatenate([np.full(len(outer), NONE, np.int64), owner[extra]])
+    order, process = _in_order(rows, calls, call, operation, leads)
+    new_index = np.empty(len(order), np.int64)
+    new_index[order] = np.arange(len(order))
+    leader = np.where(leads >= 0, new_index[leads], NONE)[order]
+    return _with_times(rows, calls, call[order], operation[order], leader, process)
+
+
+def _kept(rows: Rows, calls: CudaApiCalls) -> Index:
+    """Return the issuing calls, and all waiting or allocating calls between those of a thread."""
+    issuing = distinct_ids(rows.call[rows.call >= 0])
+    kept = [issuing]
+    for thread in distinct_ids(calls.thread[issuing]).tolist():
+        of_thread = issuing[calls.thread[issuing] == thread]
+        between = np.arange(of_thread[0], of_thread[-1] + 1)
+        kept.append(between[is_among(calls.sort[between], (Call.SYNC, Call.ALLOC))])
+    return distinct_ids(np.concatenate(kept))
+
+
+def _outermost(calls: CudaApiCalls, kept: Index, issued: Index) -> tuple[Index, Index]:
+    """Return the calls not nested in another, and the index among them for each operation."""
+    if not len(kept):
+        return kept, np.full(len(issued), NONE, np.int64)
+    apart = calls.thread[kept].astype(np.int64) * _THREADS_APART - int(calls.start[kept].min())
+    reach = np.maximum.accumulate(calls.end[kept] + apart)
+    inside = np.concatenate([[False], (calls.start[kept] + apart)[1:] < reach[:-1]])
+    index = np.cumsum(~inside) - 1
+    position = np.minimum(np.searchsorted(kept, issued), len(kept) - 1)
+    return kept[~inside], np.where(issued >= 0, index[position], NONE)
+
+
+def _in_order(
+    rows: Rows, calls: CudaApiCalls, call: Index, operation: Index, leads: Index
+) -> tuple[Index, Index]:
+    """Return the order by process and issue, and the process of each item in that order."""
+    processes = np.array([process for process, _ in calls.threads])
+    ran = rows.events.start[operation]
+    issued = np.where(call >= 0, calls.start[call], ran)
+    issued = np.where(leads >= 0, issued[leads], issued)
+    process = np.where(
+        call >= 0, processes[calls.thread[call]], rows.events.process[operation]
+    ).astype(np.int64)
+    order = np.lexsort((np.where(operation >= 0, ran, issued), leads >= 0, issued, process))
+    return order, process[order]
+
+
+def _with_times(
+    rows: Rows, calls: CudaApiCalls, call: Index, operation: Index, leader: Index, process: Index
+) -> Items:
+    events = rows.events
+    base = int(events.start.min())
+    if (call >= 0).any():
+        base = min(base, int(calls.start[call[call >= 0]].min()))
+    begin = np.where(call >= 0, calls.start[call] - base, LONG_AGO)
+    returned = np.where(call >= 0, calls.end[call] - base, LONG_AGO)
+    some = operation >= 0
+    devices, device = number_ids(events.device)
+    streams, stream = number_ids(events.stream)
+    device = events.process.astype(np.int64) * len(devices) + device
+    _, stream = number_ids(device * len(streams) + stream)
+    _, thread = number_ids(calls.thread[call])
+    return Items(
+        call=call,
+        operation=operation,
+        leader=leader,
+        process=process,
+        thread=np.where(call >= 0, thread, NONE),
+        begin=begin,
+        returned=returned,
+        stream=np.where(some, stream[operation], NONE),
+        start=np.where(some, events.start[operation] - base, begin),
+        end=np.where(some, events.end[operation] - base, returned),
+        base=base,
+    )

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gputrace.analyzers.whatif.graph import LONG_AGO, NONE, REPLAYED, Graph, replay, walk
+from gputrace.analyzers.whatif.graph import REPLAYED, Graph, replay, walk
 from gputrace.analyzers.whatif.optimizations import CURES, Effect
+from gputrace.analyzers.whatif.step_rows import LONG_AGO, NONE
 from tests.analyzers.whatif.test_whatif import MS, PLANTED, graph_of, written
 
 

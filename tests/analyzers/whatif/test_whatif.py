@@ -30,10 +30,10 @@ from gputrace.analyzers.whatif import (
     replay_error,
 )
 from gputrace.analyzers.whatif.build import build_graph, find_waits
-from gputrace.analyzers.whatif.graph import Graph, Items, Recorded, replay
-from gputrace.analyzers.whatif.late_ranks import with_quick_host
+from gputrace.analyzers.whatif.graph import Graph, Recorded, replay, with_quick_host
 from gputrace.analyzers.whatif.step_rows import (
     MOST_ITEMS,
+    Items,
     choose_steps,
     find_instances,
     read_rows,
