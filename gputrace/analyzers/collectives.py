@@ -18,7 +18,7 @@ from gputrace.analyzers.communicators import (
     read_messages,
 )
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
-from gputrace.analyzers.grouping import median, rows_by, steps_by_gpu
+from gputrace.analyzers.grouping import StepsOf, median, rows_by
 from gputrace.analyzers.lanes import Waiting
 from gputrace.analyzers.operations import GpuSummary, OperationClass
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Events, Kind, Mask, distinct_ids, is_among
@@ -153,9 +153,9 @@ def steps_of(
     `UNKNOWN` for a row that begins in none of them.
     """
     numbers = np.full(len(collectives), UNKNOWN)
-    by_gpu = steps_by_gpu(steps)
+    steps_on = StepsOf(steps)
     for summary, rows in zip(operations, rows_by(collectives.lane, len(operations)), strict=True):
-        mine = by_gpu.get((summary.gpu.gpu, summary.gpu.rank), [])
+        mine = steps_on(summary.gpu)
         start = np.array([step.start_ns for step in mine] or [_NEVER])
         end = np.array([step.end_ns for step in mine] or [_NEVER])
         at = np.searchsorted(start, collectives.start[rows], "right") - 1

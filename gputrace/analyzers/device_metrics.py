@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
-from gputrace.analyzers.grouping import StepsOf, median, stretches
+from gputrace.analyzers.grouping import StepsOf, median
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu
 from gputrace.model.cards import CardUse, Curve, Energy, GpuCurves, Utilization
@@ -82,7 +82,7 @@ def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse
             lane.gpu,
             nvml.card(lane.gpu.host, lane.gpu.gpu) or Card(lane.gpu.gpu, lane.gpu.host),
             samples,
-            stretches(steps_of(lane.gpu), lane.window),
+            steps_of.time(lane.gpu, lane.window),
             busy_ns >= _BUSY_SHARE * _BEFORE,
         )
         for (lane, samples), busy_ns in zip(sampled, busy, strict=True)
@@ -205,7 +205,7 @@ def find_energy(
     counted = []
     for lane in gpus.lanes:
         mine = steps_of(lane.gpu)
-        measured = stretches(mine, lane.window)
+        measured = steps_of.time(lane.gpu, lane.window)
         starts, ends, grown = _growth(nvml, lane, measured)
         if len(starts):
             counted.append((lane, mine, measured, starts, ends, grown))

@@ -38,10 +38,22 @@ class StepsOf:
     """Steps by whose they are: ``StepsOf(steps)(gpu)`` are those of one GPU, in order."""
 
     def __init__(self, steps: Iterable[Step]) -> None:
-        self._steps = steps_by_gpu(steps)
+        self._of_gpu = defaultdict[tuple[Any, int], list[Step]](list)
+        self._of_rank = defaultdict[int, dict[int, Step]](dict)
+        for step in steps:
+            self._of_gpu[step.gpu, step.rank].append(step)
+            self._of_rank[step.rank][step.step] = step
 
     def __call__(self, whose: OfGpu) -> Sequence[Step]:
-        return self._steps.get((whose.gpu, whose.rank), ())
+        return self._of_gpu.get((whose.gpu, whose.rank), ())
+
+    def time(self, whose: OfGpu, window: Window) -> Intervals:
+        """Return the time of one GPU's steps, or a window where it has none."""
+        return time_of(self(whose)) if self(whose) else union([window.start], [window.end])
+
+    def of_rank(self, rank: int) -> Sequence[Step]:
+        """Return the steps of a rank: of each, that on the last of its GPUs."""
+        return [*self._of_rank.get(rank, {}).values()]
 
 
 def edges_of(steps: Iterable[Step]) -> Times:
@@ -55,31 +67,10 @@ def time_of(steps: Iterable[Step]) -> Intervals:
     return union(*edges_of(steps))
 
 
-def stretches(steps: Sequence[Step], window: Window) -> Intervals:
-    """Return the time of some steps of a GPU, or a window where there are none."""
-    return time_of(steps) if steps else union([window.start], [window.end])
-
-
 def overlap(windows: Sequence[Window]) -> Window:
     """Return the time that all windows have in common; of no length where they have none."""
     start = max(window.start for window in windows)
     return Window(start, max(start, min(window.end for window in windows)))
-
-
-def steps_by_gpu(steps: Iterable[Step]) -> dict[tuple[Any, int], list[Step]]:
-    """Return the steps by GPU and rank, in order."""
-    by_gpu = defaultdict[tuple[Any, int], list[Step]](list)
-    for step in steps:
-        by_gpu[step.gpu, step.rank].append(step)
-    return dict(by_gpu)
-
-
-def spans_by_rank(steps: Iterable[Step]) -> dict[int, dict[int, tuple[int, int]]]:
-    """Return when each step began and ended, by rank and number; on the last of a rank's GPUs."""
-    spans = defaultdict[int, dict[int, tuple[int, int]]](dict)
-    for step in steps:
-        spans[step.rank][step.step] = step.start_ns, step.end_ns
-    return dict(spans)
 
 
 def median_of_others(values: NDArray[Any]) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import Shard
-from gputrace.analyzers.grouping import median, spans_by_rank, times_by_process
+from gputrace.analyzers.grouping import StepsOf, median, time_of, times_by_process
 from gputrace.analyzers.python_samples import read_locks
 from gputrace.analyzers.step_phases import PhaseTimes, read_phases
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
@@ -417,13 +417,13 @@ def measure_throughput(
     ``work`` is that of `read_work`, and ``flop`` that of a mean step by rank, by shapes of
     operators; ``unrecorded`` is the length of an unrecorded step as a fraction of a recorded one.
     """
-    rows, spans_of = [], spans_by_rank(steps)
+    rows, steps_of = [], StepsOf(steps)
     for rank, process in sorted(processes.items()):
-        spans = spans_of.get(rank, {})
-        if (process in work or rank in flop) and spans:
+        mine = steps_of.of_rank(rank)
+        if (process in work or rank in flop) and mine:
             counted = work.get(process, {})
-            total = sum(end - start for start, end in spans.values())
-            rate = len(spans) * 1e9 / (total * unrecorded)
+            total = sum(step.end_ns - step.start_ns for step in mine)
+            rate = len(mine) * 1e9 / (total * unrecorded)
             figures: dict[str, Any] = {}
             for name in ("samples", "tokens", "flop"):
                 number = counted.get(name, flop.get(rank) if name == "flop" else None)
@@ -468,9 +468,8 @@ def _counted(
     """Yield each rank that has counters and steps, its process, these, and the steps' time and
     number.
     """
-    spans_of = spans_by_rank(steps)
+    steps_of = StepsOf(steps)
     for rank, process in sorted(processes.items()):
-        spans = spans_of.get(rank, {})
-        if process in counters and spans:
-            starts, ends = np.array(list(spans.values()), np.int64).reshape(-1, 2).T
-            yield rank, process, counters[process], union(starts, ends), len(spans)
+        mine = steps_of.of_rank(rank)
+        if process in counters and mine:
+            yield rank, process, counters[process], time_of(mine), len(mine)

@@ -17,7 +17,7 @@ from gputrace.analyzers.breakdown import range_of
 from gputrace.analyzers.cuda_api_calls import NOBODY, are_of_hip, by_thread, read_calls, read_host
 from gputrace.analyzers.device_metrics import roofline
 from gputrace.analyzers.gpu_shards import GpuShardView, HasGpu, PerGpu, Shard, same_names
-from gputrace.analyzers.grouping import StepsOf, median, stretches
+from gputrace.analyzers.grouping import StepsOf, median, time_of
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.kernel_activity import measure_activity, time_alone
 from gputrace.analyzers.kernel_names import (
@@ -34,7 +34,7 @@ from gputrace.analyzers.operations import read_operations
 from gputrace.analyzers.python_samples import read_python_lines, read_sources
 from gputrace.errors import InputError, UsageError
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, number_ids, sort_numbers
-from gputrace.model.intervals import Intervals, Times
+from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.kernels import (
     CountedFlop,
     Family,
@@ -81,7 +81,7 @@ def count_kernels(gpus: PerGpu, measured: Sequence[Step]) -> Kernels | None:
     codes_of = dict(zip((summary.gpu for summary in gpus.operations), codes, strict=True))
     steps_of = StepsOf(measured)
     steps = [steps_of(lane.gpu) for lane in gpus.lanes]
-    windows = [stretches(mine, lane.window) for lane, mine in zip(gpus.lanes, steps, strict=True)]
+    windows = [steps_of.time(lane.gpu, lane.window) for lane in gpus.lanes]
     codes = [codes_of[lane.gpu] for lane in gpus.lanes]
     most = min(_MOST_OF_ONE, _MOST_OF_ALL // max(len(gpus.lanes), 1))
     counted = gpus.each(count_by_name, gpus.lanes, windows, codes, same=(most,), keeps=True)
@@ -576,7 +576,7 @@ def find_launches(
     steady = [s for s in analysis.step_list if (s.gpu, s.rank, s.phase) == (*key, "steady")]
     steady.sort(key=lambda step: step.start_ns)
     place, step, is_usual = _typical_launch(launches.start[mine], steady)
-    measured = stretches(steady, Window(0, np.iinfo(np.int64).max))
+    measured = time_of(steady) if steady else union([0], [np.iinfo(np.int64).max])
     is_longest = launches.end[mine] - launches.start[mine] == busiest.max_ns
     peak = mine[is_longest & measured.contains(launches.start[mine])][:1]
     longest = None

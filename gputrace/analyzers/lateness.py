@@ -14,11 +14,11 @@ from gputrace.analyzers.collectives import JOINT, Collectives, steps_of
 from gputrace.analyzers.cuda_api_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import (
+    StepsOf,
     median,
     median_of_known,
     median_of_others,
     rows_by,
-    steps_by_gpu,
 )
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import GpuOperations, OperationClass
@@ -207,8 +207,8 @@ def find_lateness(
     waiter, last = place[collectives.lane[row]], place[collectives.last_lane[row]]
     numbers = np.array(sorted({step.step for step in measured}), np.int64)
     caused = np.zeros((len(meeting), len(numbers)), np.int64)
-    steps, at = steps_by_gpu(measured), np.searchsorted(numbers, step[row])
-    lane_steps = [steps.get((lane.gpu.gpu, lane.gpu.rank), []) for lane in meeting]
+    measured_of, at = StepsOf(measured), np.searchsorted(numbers, step[row])
+    lane_steps = [measured_of(lane.gpu) for lane in meeting]
     edges = (
         np.array([(s.step, s.start_ns, s.end_ns) for s in steps], np.int64).reshape(-1, 3)
         for steps in lane_steps

@@ -19,7 +19,6 @@ from gputrace.analyzers.grouping import (
     median_of_known,
     median_of_others,
     overlap,
-    stretches,
 )
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
@@ -332,13 +331,15 @@ def find_works(
     _, numbers = same_names(gpus, [summary.names for summary in gpus.operations])
     numbers_of = dict(zip((summary.gpu for summary in gpus.operations), numbers, strict=True))
     steps_of = StepsOf(measured)
-    steps = [steps_of(lane.gpu) for lane in lanes]
     shared = overlap([lane.window for lane in lanes])
-    windows = [stretches(ran, shared) for ran in steps]
+    windows = [steps_of.time(lane.gpu, shared) for lane in lanes]
     by_lane = [numbers_of[lane.gpu] for lane in lanes]
     sums = gpus.each(_sum_up, lanes, windows, by_lane)
-    rows = zip(lanes, map(len, steps), windows, by_lane, sums, strict=True)
-    return [GpuWork(lane, count, window, ids, *totals) for lane, count, window, ids, totals in rows]
+    rows = zip(lanes, windows, by_lane, sums, strict=True)
+    return [
+        GpuWork(lane, len(steps_of(lane.gpu)), window, ids, *totals)
+        for lane, window, ids, totals in rows
+    ]
 
 
 _Sums = tuple[dict[int, int], dict[int, int], int, int]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.collectives import Collectives, RankGroup, steps_of
 from gputrace.analyzers.communicators import ALL_TO_ALL, SEND_RECV
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, compute_within
-from gputrace.analyzers.grouping import edges_of, median, rows_by, steps_by_gpu
+from gputrace.analyzers.grouping import StepsOf, edges_of, median, rows_by
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import OperationClass
@@ -66,11 +66,9 @@ def find_roles(gpus: PerGpu, collectives: Collectives, measured: Sequence[Step])
             mine = (collectives.group == index) & (collectives.lane == lane)
             rows = np.flatnonzero(mine & (number != UNKNOWN))
             patterns[index] = lane, rows[np.argsort(collectives.start[rows], kind="stable")]
-    by_gpu = steps_by_gpu(measured)
-    edges = []
+    measured_of, edges = StepsOf(measured), []
     for lane, rows in patterns.values():
-        gpu = gpus.operations[lane].gpu
-        mine = {step.step: step for step in by_gpu.get((gpu.gpu, gpu.rank), ())}
+        mine = {step.step: step for step in measured_of(gpus.operations[lane].gpu)}
         edges.append(edges_of(mine[n] for n in number[rows].tolist()))
     done = gpus.each(
         _compute_around,

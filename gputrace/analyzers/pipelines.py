@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import Collectives, steps_of
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
-from gputrace.analyzers.grouping import steps_by_gpu
+from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.analyzers.parallelism import PIPELINE
 from gputrace.model.communication import Pipeline, PipelineStage
@@ -160,9 +160,8 @@ def _pipeline(
 
     ``others`` are the rows of what lanes do with other ranks than those of the messages.
     """
-    by_gpu = steps_by_gpu(measured)
-    places = [gpus.operations[lane].gpu for lane in lanes]
-    windows = [{s.step: s for s in by_gpu.get((gpu.gpu, gpu.rank), ())} for gpu in places]
+    measured_of, places = StepsOf(measured), [gpus.operations[lane].gpu for lane in lanes]
+    windows = [{step.step: step for step in measured_of(gpu)} for gpu in places]
     numbers = sorted(set(messages.step.tolist()).intersection(*windows))
     chosen = numbers[:: max(1, -(-len(numbers) // _MOST_TURNS))]
     if not chosen:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.cuda_api_calls import NOBODY, by_thread, captured_in
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.grouping import StepsOf, median, spans_by_rank, stretches
+from gputrace.analyzers.grouping import StepsOf, median, time_of
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import read_sources
@@ -47,7 +47,6 @@ from gputrace.model.host import (
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, number_windows, union
 from gputrace.model.results import ModuleUse, Step
 from gputrace.model.struct import Struct
-from gputrace.readers.operators import CallSpan, innermost
 
 _GENERATE: Final = "generate"
 """Name of the calls of a network that generates."""
@@ -269,15 +268,15 @@ def measure_phases(
     phases = gpus.whole.once(read_phases)
     if not phases or not measured:
         return ()
-    steps_of, spans_of = StepsOf(measured), spans_by_rank(measured)
-    times = [stretches(steps_of(lane.gpu), lane.window) for lane in lanes]
+    steps_of = StepsOf(measured)
+    times = [steps_of.time(lane.gpu, lane.window) for lane in lanes]
     idle_of_lanes = list(zip(lanes, gpus.each(_idle_in_phases, lanes, times), strict=True))
     of_ranks = []
     for rank, process in sorted(processes.items()):
-        spans = list(spans_of.get(rank, {}).values())
-        if process not in phases or not spans:
+        steps = steps_of.of_rank(rank)
+        if process not in phases or not steps:
             continue
-        time = union(*np.array(spans, np.int64).T)
+        time = time_of(steps)
         host = phases[process].within(time)
         met = dict(zip(PHASES, host.tolist(), strict=True))
         if not any(met[name] for name in _KNOWN if name != DATA):
@@ -290,9 +289,9 @@ def measure_phases(
         if count:
             idle, launch = (_means(each, count) for each in np.sum(sums, axis=0))
         launch = launch if gpus.has_calls else [None] * len(PHASES)
-        rows = zip(PHASES, _means(host, len(spans)), idle, launch, strict=True)
-        steps = tuple(StepPhase(*row) for row in rows)
-        of_ranks.append(StepPhases(rank, len(spans), time.total // len(spans), steps))
+        rows = zip(PHASES, _means(host, len(steps)), idle, launch, strict=True)
+        parts = tuple(StepPhase(*row) for row in rows)
+        of_ranks.append(StepPhases(rank, len(steps), time.total // len(steps), parts))
     return tuple(of_ranks)
 
 
@@ -464,10 +463,13 @@ def _read_modules(shard: Shard) -> tuple[Events, dict[int, str], Events]:
         if name.split(".")[0] in networks
     }
     ranges = ranges.select(np.isin(ranges.name, list(paths)))
+    if not len(ranges):
+        return ranges, paths, nodes
+    from gputrace.readers.operators import CallSpan, innermost
+
     order = (*CallSpan._fields, "name")
     rows = zip(*(getattr(ranges, column).tolist() for column in order), strict=True)
     calls = ((CallSpan(*at), str(name), False) for *at, name in rows)
-    parts = [(*at, int(name), 0) for at, name, _ in innermost(calls)] if len(ranges) else []
-    table = np.array(parts, np.int64).reshape(-1, len(order) + 1).T
-    events = Events(dict(zip((*order, "correlation"), table, strict=True)))
+    parts = [(*at, int(name), 0) for at, name, _ in innermost(calls)]
+    events = Events(dict(zip((*order, "correlation"), np.array(parts, np.int64).T, strict=True)))
     return by_thread(events), paths, nodes

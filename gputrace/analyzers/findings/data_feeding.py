@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gputrace.analyzers.findings.copies import is_pinned
 from gputrace.analyzers.findings.facts import HIGH, MEDIUM, Facts, severity_of
-from gputrace.analyzers.grouping import spans_by_rank
+from gputrace.analyzers.grouping import time_of
 from gputrace.analyzers.host_state import read_counters, read_host_state
 from gputrace.analyzers.idle_causes import read_evidence
 from gputrace.analyzers.ledger.causes import Host
@@ -457,19 +457,18 @@ def find_input_pipelines(facts: Facts) -> tuple[InputPipeline, ...]:
 def _paces(facts: Facts) -> dict[int, Pace]:
     """Return the pace of each rank that has steps."""
     loads = {load.rank: load for load in facts.host_load}
-    spans_of = spans_by_rank(facts.measured)
     paces = {}
     for rank in facts.processes:
         rows = [row for row in facts.rows if row.rank == rank and row.steps]
         if not rows:
             continue
-        spans, load = spans_of.get(rank, {}).values(), loads.get(rank)
+        measured, load = facts.measured_of.of_rank(rank), loads.get(rank)
         steps = sum(row.steps for row in rows)
         step_ns = sum(row.total_ns for row in rows) / steps
         waited_ns, train_ns, host_ns = _host_times(facts, rows)
         paces[rank] = Pace(
-            union([start for start, _ in spans], [end for _, end in spans]),
-            np.array(sorted(start for start, _ in spans), np.int64),
+            time_of(measured),
+            np.array(sorted(step.start_ns for step in measured), np.int64),
             step_ns,
             waited_ns / steps,
             train_ns / steps,

@@ -16,7 +16,7 @@ from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.cuda_api_calls import are_of_hip
 from gputrace.analyzers.gpu_links import Links, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.grouping import OfGpu, StepsOf, edges_of, stretches, time_of
+from gputrace.analyzers.grouping import OfGpu, StepsOf, edges_of, time_of
 from gputrace.analyzers.host_state import measure_load, read_counters
 from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.lateness import LateGains
@@ -540,10 +540,7 @@ class Facts(Struct, frozen=True, dict=True):
         lanes, numbers = self.lanes_of(rows), sorted({step.step for step in self.measured})
         if len(numbers) < _FEWEST_TO_COUNT:
             return ""
-        of_gpu: dict[tuple[int | None, int], list[Step]] = {}
-        for step in self.measured:
-            of_gpu.setdefault((step.gpu, step.rank), []).append(step)
-        mine = [of_gpu.get((lane.gpu.gpu, lane.gpu.rank), []) for lane in lanes]
+        mine = [self.measured_of(lane.gpu) for lane in lanes]
         spent = dict.fromkeys(numbers, 0)
         edges = map(edges_of, mine)
         each = self.per_gpu.each(_charged_in_steps, lanes, edges, same=(tuple(causes),))
@@ -628,7 +625,7 @@ class Facts(Struct, frozen=True, dict=True):
 
     def time_of(self, lane: LaneSummary) -> Intervals:
         """Return the measured steps of a GPU; its window where there are none."""
-        return stretches(self.measured_of(lane.gpu), lane.window)
+        return self.measured_of.time(lane.gpu, lane.window)
 
 
 def _charged_in_steps(view: GpuShardView, steps: Times, causes: Sequence[str]) -> list[int]:

@@ -25,7 +25,7 @@ from markupsafe import Markup, escape
 from msgspec.structs import replace
 
 from gputrace.analyzers.compare import UNITS, Comparison
-from gputrace.analyzers.grouping import StepsOf, stretches
+from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.kernel_names import short_name
 from gputrace.analyzers.timeline_model import Scene
 from gputrace.analyzers.timeline_model.gaps import GapDetail, Operation, operation_name
@@ -265,7 +265,7 @@ def _all_kernels(scene: Scene) -> Table:
     for lane in scene.lanes:
         if (known := lane.operations) is None:
             continue
-        inside = stretches(steps_of(lane), lane.window).contains(known.start)
+        inside = steps_of.time(lane, lane.window).contains(known.start)
         rows = np.flatnonzero(inside & (known.events.kind == Kind.KERNEL))
         ids, index = number_ids(known.events.name[rows])
         lengths = known.end[rows] - known.start[rows]
