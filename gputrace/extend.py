@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gputrace.model.events import Events, Kind
     from gputrace.model.intervals import Intervals, union
     from gputrace.model.results import Analysis, ExtraTable, Finding
-    from gputrace.model.trace import Device, Process, Session, Trace
+    from gputrace.model.trace import Device, Process, Selection, Session, Trace
     from gputrace.readers.in_memory import MemoryTrace, Names
     from gputrace.readers.registry import Candidate, Reader
     from gputrace.trials.cures import Cure
@@ -49,6 +49,7 @@ __all__ = [
     "Plan",
     "Process",
     "Reader",
+    "Selection",
     "Session",
     "Trace",
     "UsageError",
@@ -68,7 +69,7 @@ _MODULES: Final = {
     "model.intervals": ("Intervals", "union"),
     "readers.in_memory": ("MemoryTrace", "Names"),
     "readers.registry": ("Candidate", "Reader"),
-    "model.trace": ("Device", "Process", "Session", "Trace"),
+    "model.trace": ("Device", "Process", "Selection", "Session", "Trace"),
     "trials.cures": ("Cure",),
     "units": ("format_ns",),
 }

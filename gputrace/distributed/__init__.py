@@ -30,7 +30,7 @@ from gputrace.model.attempts import Life
 from gputrace.model.events import Column, Events, Kind, concatenate
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
-from gputrace.model.trace import Coverage, Device, Process, Progress, Session, Trace
+from gputrace.model.trace import Coverage, Device, Process, Selection, Session, Trace
 from gputrace.store.merge import MergedTrace
 from gputrace.store.spill_file import LARGE
 from gputrace.version import __version__
@@ -288,7 +288,7 @@ class RemoteTrace(Trace):
         self._names: dict[int, str] = {}
         self._devices: dict[tuple[int, int], Device] = {}
         self._coverage: dict[int, Coverage] = {}
-        self._ahead: tuple[tuple[Any, ...], Ticket] | None = None
+        self._ahead: tuple[Selection, Ticket] | None = None
         self._nvml: Nvml | Ticket | None = None
         self._take(reply)
 
@@ -330,23 +330,18 @@ class RemoteTrace(Trace):
         reply = self._cluster.ask(Request(file, worker.about)).reply()
         return RemoteTrace(self._cluster, file, reply)
 
-    def ask(self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None) -> None:
-        if kinds & self.kinds:
-            arguments = kinds, columns, window
-            self._ahead = arguments, self.send(worker.read, *arguments)
+    def ask(self, wanted: Selection) -> None:
+        if wanted.kinds & self.kinds:
+            wanted = replace(wanted, progress=None)
+            self._ahead = wanted, self.send(worker.read, wanted)
 
-    def read(
-        self,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
-        if not kinds & self.kinds:
-            return concatenate([], columns)
-        arguments, ahead, self._ahead = (kinds, columns, window), self._ahead, None
-        same = ahead is not None and ahead[0] == arguments
-        ticket = ahead[1] if ahead and same else self.send(worker.read, *arguments)
+    def read(self, wanted: Selection) -> Events:
+        if not wanted.kinds & self.kinds:
+            return concatenate([], wanted.columns)
+        progress, wanted = wanted.progress, replace(wanted, progress=None)
+        ahead, self._ahead = self._ahead, None
+        is_same = ahead is not None and ahead[0] == wanted
+        ticket = ahead[1] if ahead and is_same else self.send(worker.read, wanted)
         reply = ticket.reply()
         numbers = self._take(reply)
         rows: worker.Rows = reply.value

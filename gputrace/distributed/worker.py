@@ -26,7 +26,16 @@ from gputrace.errors import GputraceError
 from gputrace.model.attempts import Life
 from gputrace.model.events import UNKNOWN, Column, Events, Kind, distinct_ids, number_ids
 from gputrace.model.options import Window
-from gputrace.model.trace import Coverage, Device, NoGpu, Process, Progress, Quality, Session, Trace
+from gputrace.model.trace import (
+    Coverage,
+    Device,
+    NoGpu,
+    Process,
+    Quality,
+    Selection,
+    Session,
+    Trace,
+)
 from gputrace.native import keep_freed_memory
 from gputrace.readers.registry import open_trace
 from gputrace.store.slice import slice_window
@@ -200,12 +209,10 @@ def about(opened: OpenFile) -> About:
     return About(*(getattr(opened.trace, field.name) for field in fields(About)))
 
 
-def read(
-    opened: OpenFile, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None
-) -> Rows:
+def read(opened: OpenFile, wanted: Selection) -> Rows:
     """Read rows, as `Trace.read` does."""
-    events = opened.trace.read(kinds, columns, window, None)
-    ids = distinct_ids(events.name) if "name" in columns else ()
+    events = opened.trace.read(wanted)
+    ids = distinct_ids(events.name) if "name" in wanted.columns else ()
     return Rows(events, opened.trace.names(ids) if len(ids) <= _FEW else {})
 
 
@@ -218,7 +225,7 @@ def device_of(opened: OpenFile, process: Process, device: int) -> Device:
     """Return the device of an ordinal in a process, even before any of its rows is read here."""
     trace = opened.trace
     if process not in trace.processes:
-        trace.read(trace.kinds, ("process",), None, None)
+        trace.read(Selection(trace.kinds, ("process",)))
     return trace.device(trace.processes.index(process), device)
 
 
@@ -391,21 +398,11 @@ class RenumberedTrace(Trace):
         """Return the run's number of each known name by its id in the file."""
         return {self._ids[int(id)]: int(id) for id in ids if int(id) in self._ids}
 
-    def read(
-        self,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
-        if window is not None:
-            window = Window(window.start - self.shift, window.end - self.shift)
-        return self._translated(self._trace.read(kinds, columns, window, progress))
+    def read(self, wanted: Selection) -> Events:
+        return self._translated(self._trace.read(wanted.moved(-self.shift)))
 
-    def read_parts(
-        self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None
-    ) -> Iterator[Events]:
-        return map(self._translated, self._trace.read_parts(kinds, columns, progress))
+    def read_parts(self, wanted: Selection) -> Iterator[Events]:
+        return map(self._translated, self._trace.read_parts(wanted))
 
     def coverage(self, process: int) -> Coverage:
         return self._trace.coverage(self._local(process)).moved(self.shift)

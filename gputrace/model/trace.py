@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from gputrace.errors import InputError
 from gputrace.model.attempts import Life
@@ -98,6 +99,23 @@ Progress = Callable[[int, int], None]
 """Callback with the rows read so far and the total; called from any thread."""
 
 FROM_THE_START: Final = -(1 << 62)
+
+
+class Selection(Struct, frozen=True):
+    """Rows and columns to read from a trace."""
+
+    kinds: frozenset[Kind]
+    columns: Sequence[str]
+    """Never derived ones: `Trace.events` computes these."""
+    window: Window | None = None
+    """Time that rows overlap, unclipped; None for all of it."""
+    progress: Progress | None = None
+
+    def moved(self, shift: int) -> Selection:
+        """Return the selection for a clock that shows so many nanoseconds more."""
+        if self.window is None or not shift:
+            return self
+        return replace(self, window=Window(self.window.start + shift, self.window.end + shift))
 
 
 class Process(Struct, frozen=True):
@@ -281,7 +299,7 @@ class Trace(ABC):
         """Size in bytes of the SQLite files that windows can be sliced from; 0 without any."""
         return 0
 
-    def ask(self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None) -> None:
+    def ask(self, wanted: Selection) -> None:
         """Announce the next `read`, so that another process can start on it."""
         return
 
@@ -359,20 +377,12 @@ class Trace(ABC):
         """Return the card behind a CUDA ordinal of a process."""
 
     @abstractmethod
-    def read(
-        self,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
-        """Read rows of the kinds; ``columns`` never contains derived columns (see `events`)."""
+    def read(self, wanted: Selection) -> Events:
+        """Read the wanted rows, in any order."""
 
-    def read_parts(
-        self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None
-    ) -> Iterator[Events]:
-        """Yield the rows of the kinds in the order of `read`, in chunks where possible."""
-        yield self.read(kinds, columns, None, progress)
+    def read_parts(self, wanted: Selection) -> Iterator[Events]:
+        """Yield the wanted rows in the order of `read`, in chunks where possible."""
+        yield self.read(wanted)
 
     def events(
         self,
@@ -386,8 +396,8 @@ class Trace(ABC):
         With a window, return only rows that overlap it, unclipped. Rows with invalid times are
         dropped and counted in `quality`. Raises InputError if the file is broken.
         """
-        events = self.read(frozenset(kinds), base_columns(columns), window, progress)
-        return add_derived_columns(self, events, columns)
+        wanted = Selection(frozenset(kinds), base_columns(columns), window, progress)
+        return add_derived_columns(self, self.read(wanted), columns)
 
     def events_of(
         self, process: int, kinds: Iterable[Kind], columns: Sequence[str], window: Window
@@ -402,7 +412,8 @@ class Trace(ABC):
 
         Memory is then bounded, independent of the file size.
         """
-        for events in self.read_parts(frozenset(kinds), base_columns(columns), progress):
+        wanted = Selection(frozenset(kinds), base_columns(columns), progress=progress)
+        for events in self.read_parts(wanted):
             yield add_derived_columns(self, events, columns)
 
     @abstractmethod

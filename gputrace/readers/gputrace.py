@@ -32,11 +32,11 @@ from gputrace.model.events import (
 from gputrace.model.intervals import union
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
-from gputrace.model.trace import FROM_THE_START, Coverage, NoGpu, Quality
+from gputrace.model.trace import FROM_THE_START, Coverage, NoGpu, Quality, Selection
 from gputrace.readers import nsys_schema as schema
 from gputrace.readers.nsys import GRAPHS, NsysTrace
 from gputrace.store.sqlite_page_scan import Rows
-from gputrace.store.sqlite_reader import Database, Selection
+from gputrace.store.sqlite_reader import Database
 from gputrace.units import format_count
 
 STRETCHES: Final = "GPUTRACE_GRAPH_NODES"

@@ -29,7 +29,7 @@ from gputrace.model.trace import (
     Device,
     NoGpu,
     Process,
-    Progress,
+    Selection,
     Session,
     Trace,
     drop_invalid_rows,
@@ -146,14 +146,8 @@ class MemoryTrace(Trace):
     def device(self, process: int, device: int) -> Device:
         return self._devices.get((process, device), Device(process, device))
 
-    def read(
-        self,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
-        parts = []
+    def read(self, wanted: Selection) -> Events:
+        kinds, window, parts = wanted.kinds, wanted.window, []
         for part, part_kinds in zip(self._parts, self._kinds, strict=True):
             if not part_kinds & kinds:
                 continue
@@ -164,13 +158,13 @@ class MemoryTrace(Trace):
                 rows &= (part.start < window.end) & (part.end > window.start)
             selected = part if rows.all() else part.select(rows)
             arrays = {}
-            for name in columns:
+            for name in wanted.columns:
                 if name in part.columns:
                     arrays[name] = getattr(selected, name)
                 else:
                     arrays[name] = np.full(len(selected), _DEFAULTS[name])
             parts.append(Events(arrays))
-        return concatenate(parts, columns)
+        return concatenate(parts, wanted.columns)
 
     def close(self) -> None:
         self._parts, self._kinds = [], []

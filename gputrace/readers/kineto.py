@@ -30,7 +30,7 @@ from gputrace.model.trace import (
     Device,
     NoGpu,
     Process,
-    Progress,
+    Selection,
     Session,
     Trace,
 )
@@ -695,14 +695,8 @@ class LargeKineto(Trace):
     def device(self, process: int, device: int) -> Device:
         return self.look.device(process, device)
 
-    def read(
-        self,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
-        return self._whole.read(kinds, columns, window, progress)
+    def read(self, wanted: Selection) -> Events:
+        return self._whole.read(wanted)
 
     def close(self) -> None:
         self.look.close()

@@ -38,8 +38,8 @@ from gputrace.model.trace import (
     Device,
     NoGpu,
     Process,
-    Progress,
     Quality,
+    Selection,
     Session,
     contains,
     drop_invalid_rows,
@@ -52,7 +52,6 @@ from gputrace.store.sqlite_page_scan import Condition, Integers, Query, Rows, Va
 from gputrace.store.sqlite_reader import (
     NULL,
     Database,
-    Selection,
     SqliteTables,
     SqliteTrace,
     read_integers,
@@ -226,12 +225,9 @@ class NsysTrace(SqliteTrace[schema.Table]):
             self._devices = schema.DeviceMap(self._database)
         return Device(process, device, *self._devices.find(self.processes[process].pid, device))
 
-    def read_parts(
-        self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None
-    ) -> Iterator[Events]:
-        wanted = Selection(kinds, columns, progress=progress)
+    def read_parts(self, wanted: Selection) -> Iterator[Events]:
         for table in self._tables:
-            if not kinds & set(table.kinds):
+            if not wanted.kinds & set(table.kinds):
                 continue
             zones: list[Zones | None] = []
             dropped: Counter[str] = Counter()
@@ -253,10 +249,8 @@ class NsysTrace(SqliteTrace[schema.Table]):
         quality: Quality | None = None,
     ) -> Events:
         """Read the rows of a table, or of a range of rowids, that overlap a window."""
-        columns, window = wanted.columns, wanted.window
         late = self._late if table.kinds[0] in GPU_KINDS else 0
-        if window is not None and late:
-            window = Window(window.start + late, window.end + late)
+        columns, window = wanted.columns, wanted.moved(late).window
         if window is not None and (zones := self._zones.get(table.name)) is not None:
             rows = zones.rows(window)
         partial = not wanted.kinds >= set(table.kinds)

@@ -26,7 +26,7 @@ from gputrace.model.events import (
 from gputrace.model.impossible_times import CHECKED
 from gputrace.model.names import demangle_all
 from gputrace.model.options import Window
-from gputrace.model.trace import Device, Process, Session, drop_invalid_rows
+from gputrace.model.trace import Device, Process, Selection, Session, drop_invalid_rows
 from gputrace.readers import nvprof_schema as schema
 from gputrace.readers.gpu_clock_skew import moved
 from gputrace.sanitize import bounded
@@ -43,7 +43,6 @@ from gputrace.store.sqlite_page_scan import (
 )
 from gputrace.store.sqlite_reader import (
     Database,
-    Selection,
     SqliteTables,
     SqliteTrace,
     read_integers,
@@ -128,9 +127,7 @@ class NvprofTrace(SqliteTrace[schema.Table]):
 
     def _read_table(self, table: schema.Table, wanted: Selection) -> Events:
         shift = self._epoch + (self._late if table.on_gpu else 0)
-        window = wanted.window
-        if window is not None:
-            window = Window(window.start + shift, window.end + shift)
+        window = wanted.moved(shift).window
         more = CHECKED if Kind.KERNEL in table.kinds else ("start", "end", "kind")
         needed = dict.fromkeys([*more, *wanted.columns])
         raw = read_integers(self._database, self._query(table, needed, window), wanted.progress)

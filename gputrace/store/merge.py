@@ -41,8 +41,8 @@ from gputrace.model.trace import (
     Coverage,
     Device,
     Process,
-    Progress,
     Quality,
+    Selection,
     Session,
     Trace,
     add_derived_columns,
@@ -178,48 +178,41 @@ class MergedTrace(Trace):
         local = part.trace.device(part.local_process[process], device)
         return Device(process, device, local.gpu, local.name, local.uuid)
 
-    def read(
-        self,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
+    def read(self, wanted: Selection) -> Events:
         for part in self._parts:
-            part.trace.ask(kinds, columns, part.to_local_clock(window))
-        parts = []
-        for part in self._parts:
-            events = part.trace.read(kinds, columns, part.to_local_clock(window), progress)
-            parts.append(self._translated(part, events, columns))
-        everything = window is None and kinds == frozenset(GPU_KINDS)
-        if everything and {"start", "end"} <= set(columns):
+            part.trace.ask(wanted.moved(-part.shift))
+        parts = [self._read(part, wanted) for part in self._parts]
+        everything = wanted.window is None and wanted.kinds == frozenset(GPU_KINDS)
+        if everything and {"start", "end"} <= set(wanted.columns):
             self._check_overlap([_span(events) for events in parts])
-        return concatenate(parts, columns)
+        return concatenate(parts, wanted.columns)
+
+    def _read(self, part: MergePart, wanted: Selection) -> Events:
+        """Read rows of a part, on the merged clock and with merged numbers."""
+        events = part.trace.read(wanted.moved(-part.shift))
+        return self._translated(part, events, wanted.columns)
 
     def events_of(
         self, process: int, kinds: Iterable[Kind], columns: Sequence[str], window: Window
     ) -> Events:
         """Read the file of the process alone."""
-        part, read = self._part_of[process], base_columns(columns)
-        events = part.trace.read(frozenset(kinds), read, part.to_local_clock(window), None)
-        return add_derived_columns(self, self._translated(part, events, read), columns)
+        wanted = Selection(frozenset(kinds), base_columns(columns), window)
+        return add_derived_columns(self, self._read(self._part_of[process], wanted), columns)
 
-    def read_parts(
-        self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None
-    ) -> Iterator[Events]:
+    def read_parts(self, wanted: Selection) -> Iterator[Events]:
         spans = []
         for part in self._parts[:_AHEAD]:
-            part.trace.ask(kinds, columns, None)
+            part.trace.ask(wanted)
         for part, ahead in zip_longest(self._parts, self._parts[_AHEAD:]):
             if ahead is not None:
-                ahead.trace.ask(kinds, columns, None)
+                ahead.trace.ask(wanted)
             edges: list[int] = []
-            for events in part.trace.read_parts(kinds, columns, progress):
-                yield (merged := self._translated(part, events, columns))
-                if {"start", "end"} <= set(columns):
+            for events in part.trace.read_parts(wanted):
+                yield (merged := self._translated(part, events, wanted.columns))
+                if {"start", "end"} <= set(wanted.columns):
                     edges += _span(merged) or ()
             spans.append((min(edges), max(edges)) if edges else None)
-        if kinds == frozenset(GPU_KINDS):
+        if wanted.kinds == frozenset(GPU_KINDS):
             self._check_overlap(spans)
 
     def check_spans(self, spans: Sequence[_Span]) -> None:
@@ -523,10 +516,6 @@ class MergePart:
         if process.host_name:
             return process.host_name, 0
         return f"/{self.machine}", process.host
-
-    def to_local_clock(self, window: Window | None) -> Window | None:
-        """Convert a window from the merged clock to this trace's clock."""
-        return window and Window(window.start - self.shift, window.end - self.shift)
 
 
 MERGED_BY_WALL_CLOCK = (

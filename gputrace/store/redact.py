@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gputrace.model.events import AT, Column, Events, Kind
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
-from gputrace.model.trace import Coverage, Device, NoGpu, Progress, Session, Trace
+from gputrace.model.trace import Coverage, Device, NoGpu, Selection, Session, Trace
 from gputrace.store.sqlite_page_scan import quote_identifier
 from gputrace.store.sqlite_reader import Database, SqliteTrace
 
@@ -98,14 +98,8 @@ class RedactedTrace(Trace):
         uses = (replace(use, name=shown("program", use.name)) for use in nvml.processes)
         return replace(nvml, cards=tuple(cards), processes=tuple(uses))
 
-    def read(
-        self,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
-        events = self._trace.read(kinds, columns, window, progress)
+    def read(self, wanted: Selection) -> Events:
+        events = self._trace.read(wanted)
         # Copy processes and quality problems known so far, redacted.
         theirs, ours = self._trace.quality, self.quality
         if len(self._trace.processes) > len(self.processes):

@@ -33,9 +33,8 @@ import numpy as np
 from gputrace.errors import InputError
 from gputrace.model.events import Events, Kind, concatenate
 from gputrace.model.impossible_times import find_launches, find_possible
-from gputrace.model.options import Window
 from gputrace.model.struct import Struct
-from gputrace.model.trace import Progress, Quality, Trace
+from gputrace.model.trace import Progress, Quality, Selection, Trace
 from gputrace.store import sqlite_security
 from gputrace.store.sqlite_page_scan import (
     Integers,
@@ -429,15 +428,6 @@ class EventTable(Struct, frozen=True):
     kinds: tuple[Kind, ...]
 
 
-class Selection(Struct, frozen=True):
-    """Rows and columns to read from the tables of a trace, as `Trace.read` takes them."""
-
-    kinds: frozenset[Kind]
-    columns: Sequence[str]
-    window: Window | None = None
-    progress: Progress | None = None
-
-
 _Table = TypeVar("_Table", bound=EventTable)
 
 
@@ -472,20 +462,13 @@ class SqliteTrace(Trace, Generic[_Table]):
         """Return the kinds of which a table may contain rows."""
         return table.kinds
 
-    def read(
-        self,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
-        wanted = Selection(kinds, columns, window, progress)
+    def read(self, wanted: Selection) -> Events:
         parts = self._beside_tables(wanted)
         for table in self._tables:
-            if not kinds.isdisjoint(self._kinds_of(table)):
-                held = None if window is None else self._held(table, wanted)
+            if not wanted.kinds.isdisjoint(self._kinds_of(table)):
+                held = None if wanted.window is None else self._held(table, wanted)
                 parts.append(self._read_table(table, wanted) if held is None else held)
-        return concatenate(parts, columns)
+        return concatenate(parts, wanted.columns)
 
     def _held(self, table: _Table, wanted: Selection) -> Events | None:
         """Return the rows of a table in a window, where the reader has them at hand."""
@@ -499,12 +482,12 @@ class SqliteTrace(Trace, Generic[_Table]):
         """Return the rows of a table, of kernels without those at impossible times."""
         if Kind.KERNEL not in table.kinds:
             return events
-        calls, columns = frozenset([Kind.API]), ("start", "process", "correlation")
+        calls = Selection(frozenset([Kind.API]), ("start", "process", "correlation"))
         possible = find_possible(
             events,
             quality,
             table.name,
-            lambda operations: find_launches(self.read(calls, columns, None, None), operations),
+            lambda operations: find_launches(self.read(calls), operations),
         )
         return events if possible is None else events.select(possible)
 

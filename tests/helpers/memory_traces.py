@@ -10,7 +10,7 @@ import numpy as np
 
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind
 from gputrace.model.options import Window
-from gputrace.model.trace import Device, Process, Progress, Trace
+from gputrace.model.trace import Device, Process, Selection, Trace
 
 Row = Mapping[str, int]
 
@@ -43,15 +43,10 @@ class MemoryTrace(Trace):
     def device(self, process: int, device: int) -> Device:
         return Device(process, device, self._cards.get((process, device), UNKNOWN))
 
-    def read(
-        self,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
-        rows = [row for row in self._rows if row["kind"] in kinds and _touches(row, window)]
-        return Events({name: _column(name, rows) for name in columns})
+    def read(self, wanted: Selection) -> Events:
+        of_kinds = (row for row in self._rows if row["kind"] in wanted.kinds)
+        rows = [row for row in of_kinds if _touches(row, wanted.window)]
+        return Events({name: _column(name, rows) for name in wanted.columns})
 
     def close(self) -> None:
         pass
