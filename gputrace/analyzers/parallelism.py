@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, compute_within
 from gputrace.analyzers.grouping import StepsOf, edges_of, median, rows_by
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of
 from gputrace.analyzers.lanes import LaneSummary
-from gputrace.analyzers.operations import OperationClass
+from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.model.communication import (
     CollectiveTotals,
     ExpertRank,
@@ -29,6 +30,7 @@ from gputrace.model.communication import (
 from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Times, union
 from gputrace.model.results import Step
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
 DATA, SHARDED, TENSOR = "data", "sharded data", "tensor"
@@ -185,6 +187,34 @@ def _gathering(names: NDArray[np.object_], steps: Times, gathers: int, scatters:
     )
 
 
+class Groups(Struct, frozen=True, dict=True):
+    """Groups of communicating GPUs, and the steps that they are looked at in."""
+
+    gpus: PerGpu
+    collectives: Collectives
+    roles: Sequence[str]
+    """Role of each group; empty where it is unknown."""
+    measured: Sequence[Step]
+
+    @cached_property
+    def numbers(self) -> NDArray[np.int64]:
+        """Step in which each collective begins, or `UNKNOWN`."""
+        return steps_of(self.collectives, self.gpus.operations, self.measured)
+
+    def of(self, role: str) -> Iterator[tuple[int, list[int], list[LaneSummary]]]:
+        """Yield the number of each group of a role, and its lanes with anything in the window, by
+        number and as summaries.
+        """
+        summaries = self.gpus.lane_of
+        for index in (index for index, each in enumerate(self.roles) if each == role):
+            lanes = [lane for lane in self.collectives.groups[index].lanes if lane in summaries]
+            yield index, lanes, [summaries[lane] for lane in lanes]
+
+    def places(self, lanes: Sequence[int]) -> list[Gpu]:
+        """Return the GPUs of some lanes."""
+        return [self.gpus.operations[lane].gpu for lane in lanes]
+
+
 # ---- Experts ----
 
 _EXCHANGE: Final = re.compile(r"\b(dispatch|combine)$")
@@ -193,16 +223,14 @@ _TOKEN_COUNTS_PART: Final = 0.05
 """Fraction of the largest message below which an exchange only says how many tokens follow."""
 
 
-def find_experts(
-    gpus: PerGpu, collectives: Collectives, roles: Sequence[str], measured: Sequence[Step]
-) -> tuple[Experts, ...]:
+def find_experts(groups: Groups) -> tuple[Experts, ...]:
     """Return the load of the experts of each rank, by group.
 
     Tokens are sent to their experts and back: what a GPU computes between these two exchanges is
     its experts' work.
     """
-    experts, groups = [], _groups_of(EXPERT, gpus, collectives, roles, measured)
-    for index, lanes, summaries, numbers in groups:
+    experts, collectives, numbers = [], groups.collectives, groups.numbers
+    for index, lanes, summaries in groups.of(EXPERT):
         if len(lanes) < 2:
             continue
         pairs = _exchanged(collectives, index, lanes, numbers)
@@ -211,29 +239,10 @@ def find_experts(
             ends = [collectives.end[pair[:, 0]] for pair in pairs]
             returns = [collectives.start[pair[:, 1]] for pair in pairs]
             starts = list(map(np.maximum, returns, ends))
-            work = gpus.each(compute_within, summaries, ends, starts)
+            work = groups.gpus.each(compute_within, summaries, ends, starts)
             rows = np.flatnonzero((collectives.group == index) & np.isin(numbers, whole))
-            experts.append(_load(gpus, collectives, lanes, rows, np.array(work), len(whole)))
+            experts.append(_load(groups, lanes, rows, np.array(work), len(whole)))
     return tuple(experts)
-
-
-def _groups_of(
-    role: str,
-    gpus: PerGpu,
-    collectives: Collectives,
-    roles: Sequence[str],
-    measured: Sequence[Step],
-) -> Iterator[tuple[int, list[int], list[LaneSummary], NDArray[np.int64]]]:
-    """Yield the number of each group of a role, its lanes with anything in the window, by number
-    and as summaries, and the step of each collective.
-    """
-    if role not in roles:
-        return
-    summaries, numbers = gpus.lane_of, steps_of(collectives, gpus.operations, measured)
-    for index, role_of_group in enumerate(roles):
-        if role_of_group == role:
-            lanes = [lane for lane in collectives.groups[index].lanes if lane in summaries]
-            yield index, lanes, [summaries[lane] for lane in lanes], numbers
 
 
 def _rows_by_lane(
@@ -268,8 +277,7 @@ def _exchanged(
 
 
 def _load(
-    gpus: PerGpu,
-    collectives: Collectives,
+    groups: Groups,
     lanes: Sequence[int],
     rows: NDArray[np.intp],
     work: NDArray[np.int64],
@@ -279,10 +287,9 @@ def _load(
 
     ``rows`` are all that the group communicates.
     """
-    mean = work.mean(axis=0)
+    collectives, mean = groups.collectives, work.mean(axis=0)
     busiest = np.bincount(work.argmax(axis=0), minlength=len(lanes)) / work.shape[1]
     waits = int(collectives.wait[rows].sum()) // (steps * len(lanes))
-    places = [gpus.operations[lane].gpu for lane in lanes]
     return Experts(
         steps=steps,
         exchanges=work.shape[1] // steps,
@@ -297,7 +304,7 @@ def _load(
                 ratio=round(float(of_rank.sum() / max(mean.sum(), 1)), 4),
                 busiest=round(float(share), 4),
             )
-            for gpu, of_rank, share in zip(places, work, busiest, strict=True)
+            for gpu, of_rank, share in zip(groups.places(lanes), work, busiest, strict=True)
         ),
     )
 
@@ -305,13 +312,11 @@ def _load(
 # ---- Sharded data parallel ----
 
 
-def find_sharded(
-    gpus: PerGpu, collectives: Collectives, roles: Sequence[str], measured: Sequence[Step]
-) -> tuple[ShardedData, ...]:
+def find_sharded(groups: Groups) -> tuple[ShardedData, ...]:
     """Return how each group of ranks that shards its parameters gathers them."""
-    sharded, groups = [], _groups_of(SHARDED, gpus, collectives, roles, measured)
-    for index, lanes, summaries, numbers in groups:
-        mine = (collectives.group == index) & (numbers != UNKNOWN)
+    sharded, collectives = [], groups.collectives
+    for index, lanes, summaries in groups.of(SHARDED):
+        mine = (collectives.group == index) & (groups.numbers != UNKNOWN)
         mine &= collectives.of("AllGather", "ReduceScatter")
         rows_of = _rows_by_lane(collectives, np.flatnonzero(mine), lanes)
         if not mine.any() or not all(map(len, rows_of)):
@@ -321,8 +326,8 @@ def find_sharded(
         starts, ends = ([times[rows] for rows in rows_of] for times in both)
         gathers = [collectives.of("AllGather")[rows] for rows in rows_of]
         since = [_ends_before(*columns) for columns in zip(starts, ends, gathers, strict=True)]
-        beside = gpus.each(_compute_beside, summaries, starts, ends, since)
-        sharded.append(_sharded(gpus, collectives, lanes, rows_of, numbers, beside))
+        beside = groups.gpus.each(_compute_beside, summaries, starts, ends, since)
+        sharded.append(_sharded(groups, lanes, rows_of, beside))
     return tuple(sharded)
 
 
@@ -351,15 +356,13 @@ def _compute_beside(
 
 
 def _sharded(
-    gpus: PerGpu,
-    collectives: Collectives,
+    groups: Groups,
     lanes: Sequence[int],
     rows_of: Sequence[NDArray[np.intp]],
-    numbers: NDArray[np.int64],
     computed: Sequence[tuple[Times, Times, Times]],
 ) -> ShardedData:
     """Return the gathers and scatters of a group, by rows of each of its GPUs in order of start."""
-    rows = np.concatenate(rows_of)
+    collectives, numbers, rows = groups.collectives, groups.numbers, np.concatenate(rows_of)
     beside, at_start, before = (np.concatenate(part) for part in zip(*computed, strict=True))
     gathers = collectives.of("AllGather")[rows]
     length = collectives.end[rows] - collectives.start[rows]
@@ -371,8 +374,7 @@ def _sharded(
     count = int(gathers.sum())
     layers = len(rows) - count
     sizes = collectives.bytes[rows_of[0]]
-    known = bool((sizes > 0).all()) and layers > 0
-    places = [gpus.operations[lane].gpu for lane in lanes]
+    known, places = bool((sizes > 0).all()) and layers > 0, groups.places(lanes)
 
     def per_step(values: NDArray[np.int64], chosen: Mask) -> int:
         return int(values[chosen].sum()) // turns
@@ -391,14 +393,15 @@ def _sharded(
         prefetched=round(float((at_start[gathers] > 0).mean()) if count else 0.0, 4),
         hideable_ns=per_step(hideable, gathers),
         gathered_again=max(round((count - layers) / turns), 0) if layers else 0,
-        unsharded_bytes=_unsharded(collectives, rows_of[0], numbers) if known else None,
+        unsharded_bytes=_unsharded(groups, rows_of[0]) if known else None,
     )
 
 
-def _unsharded(collectives: Collectives, rows: NDArray[np.intp], numbers: NDArray[np.int64]) -> int:
+def _unsharded(groups: Groups, rows: NDArray[np.intp]) -> int:
     """Return the bytes of all parameters: a layer has one scatter, and is gathered for the forward
     pass before any of these.
     """
+    collectives, numbers = groups.collectives, groups.numbers
     rows = rows[numbers[rows] == numbers[rows[-1]]]
     gathers = collectives.of("AllGather")[rows]
     before = rows[: int(np.argmin(gathers))]
@@ -408,14 +411,12 @@ def _unsharded(collectives: Collectives, rows: NDArray[np.intp], numbers: NDArra
 # ---- Tensor parallel ----
 
 
-def find_tensor(
-    gpus: PerGpu, collectives: Collectives, roles: Sequence[str], measured: Sequence[Step]
-) -> tuple[TensorParallel, ...]:
+def find_tensor(groups: Groups) -> tuple[TensorParallel, ...]:
     """Return how much of the communication of each tensor-parallel group is exposed, and beside
     matrix products.
     """
-    tensor, groups = [], _groups_of(TENSOR, gpus, collectives, roles, measured)
-    for index, lanes, summaries, numbers in groups:
+    tensor, collectives, numbers = [], groups.collectives, groups.numbers
+    for index, lanes, summaries in groups.of(TENSOR):
         mine = (collectives.group == index) & (numbers != UNKNOWN)
         if not mine.any():
             continue
@@ -423,12 +424,12 @@ def find_tensor(
         spans = [
             [times[rows] for rows in rows_of] for times in (collectives.start, collectives.end)
         ]
-        beside = gpus.each(_work_beside, summaries, *spans)
+        beside = groups.gpus.each(_work_beside, summaries, *spans)
         compute, products = np.array([[int(part.sum()) for part in parts] for parts in beside]).T
         turns = max(sum(len(distinct_ids(numbers[rows])) for rows in rows_of), 1)
         rows = np.concatenate(rows_of)
         total = int((collectives.end[rows] - collectives.start[rows]).sum())
-        places = [gpus.operations[lane].gpu for lane in lanes]
+        places = groups.places(lanes)
         tensor.append(
             TensorParallel(
                 gpus=tuple(gpu.gpu for gpu in places),
@@ -463,16 +464,14 @@ _CARRIED: Final = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1, "AllToAll
 operations, each link carries the whole message."""
 
 
-def total_collectives(
-    gpus: PerGpu, collectives: Collectives, roles: Sequence[str], measured: Sequence[Step]
-) -> tuple[CollectiveTotals, ...]:
+def total_collectives(groups: Groups) -> tuple[CollectiveTotals, ...]:
     """Sum up the collectives by operation and group, most time first.
 
     Without measured steps, the windows of the lanes are summed up.
     """
-    of_lane = gpus.lane_of
-    if measured:
-        chosen = steps_of(collectives, gpus.operations, measured) != UNKNOWN
+    collectives, of_lane = groups.collectives, groups.gpus.lane_of
+    if groups.measured:
+        chosen = groups.numbers != UNKNOWN
     else:
         chosen = np.zeros(len(collectives), bool)
         for index, lane in of_lane.items():
@@ -488,12 +487,12 @@ def total_collectives(
     starts, ends = (
         [times[mine] for mine in rows] for times in (collectives.start, collectives.end)
     )
-    computing_ns = gpus.each(compute_within, of_lane.values(), starts, ends)
+    computing_ns = groups.gpus.each(compute_within, of_lane.values(), starts, ends)
     for mine, start, end, overlapped in zip(rows, starts, ends, computing_ns, strict=True):
         exposed[mine] = end - start - overlapped
-    steps = len({step.step for step in measured})
+    steps = len({step.step for step in groups.measured})
     totals = [
-        _total(of_lane, collectives, rows, steps, int(exposed[rows].sum()), roles)
+        _total(of_lane, groups, rows, steps, int(exposed[rows].sum()))
         for rows in _kinds(collectives, chosen)
     ]
     return tuple(sorted(totals, key=lambda total: -total.total_ns * len(total.gpus)))
@@ -509,12 +508,12 @@ def _kinds(collectives: Collectives, chosen: Mask) -> Iterator[NDArray[np.int64]
 
 def _total(
     of_lane: Mapping[int, LaneSummary],
-    collectives: Collectives,
+    groups: Groups,
     rows: NDArray[np.int64],
     steps: int,
     exposed_ns: int,
-    roles: Sequence[str],
 ) -> CollectiveTotals:
+    collectives, roles = groups.collectives, groups.roles
     gpus = [of_lane[index].gpu for index in distinct_ids(collectives.lane[rows]).tolist()]
     wait = collectives.wait[rows]
     transfer = collectives.end[rows] - collectives.start[rows] - wait

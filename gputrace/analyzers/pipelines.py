@@ -10,11 +10,11 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gputrace.analyzers.collectives import Collectives, steps_of
-from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
+from gputrace.analyzers.collectives import steps_of
+from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.operations import Gpu, OperationClass
-from gputrace.analyzers.parallelism import PIPELINE
+from gputrace.analyzers.parallelism import PIPELINE, Groups
 from gputrace.model.communication import Pipeline, PipelineStage
 from gputrace.model.events import UNKNOWN, Mask
 from gputrace.model.intervals import Times, union
@@ -104,9 +104,7 @@ _AT_ONCE_NS: Final = 1_000
 """Longest time between the receipt that work waits for and that work."""
 
 
-def find_pipelines(
-    gpus: PerGpu, collectives: Collectives, roles: Sequence[str], measured: Sequence[Step]
-) -> tuple[Pipeline, ...]:
+def find_pipelines(groups: Groups) -> tuple[Pipeline, ...]:
     """Return the pipelines, with the time that their stages do not work, by cause.
 
     A step is replayed from the work of each stage and the messages between them: without the
@@ -114,12 +112,13 @@ def find_pipelines(
     away is the host's, the transfers' and the imbalance's part of the bubble; what is left beyond
     the work is the schedule's.
     """
-    sends, groups = collectives.sends, [n for n, role in enumerate(roles) if role == PIPELINE]
-    if not len(sends) or not groups:
+    collectives, sends = groups.collectives, groups.collectives.sends
+    of_stages = [number for number, role in enumerate(groups.roles) if role == PIPELINE]
+    if not len(sends) or not of_stages:
         return ()
-    sends = sends[np.isin(collectives.group[sends[:, 0]], groups)]
+    sends = sends[np.isin(collectives.group[sends[:, 0]], of_stages)]
     arrived = replace(collectives, start=collectives.end - 1)
-    steps = steps_of(arrived, gpus.operations, measured)
+    steps = steps_of(arrived, groups.gpus.operations, groups.measured)
     pipelines = []
     for lanes in _chains(collectives.lane[sends]):
         mine = sends[np.isin(collectives.lane[sends[:, 0]], lanes)]
@@ -134,7 +133,7 @@ def find_pipelines(
             arrived=collectives.end[target],
         )
         others = np.flatnonzero(~np.isin(collectives.group, collectives.group[mine]))
-        pipeline = _pipeline(gpus, lanes, messages, collectives, others, measured)
+        pipeline = _pipeline(groups, lanes, messages, others)
         pipelines += [] if pipeline is None else [pipeline]
     return tuple(pipelines)
 
@@ -149,18 +148,13 @@ def _chains(pairs: NDArray[np.int16]) -> list[list[int]]:
 
 
 def _pipeline(
-    gpus: PerGpu,
-    lanes: Sequence[int],
-    messages: _Messages,
-    collectives: Collectives,
-    others: NDArray[np.intp],
-    measured: Sequence[Step],
+    groups: Groups, lanes: Sequence[int], messages: _Messages, others: NDArray[np.intp]
 ) -> Pipeline | None:
     """Return the pipeline of some lanes; None if its steps cannot be replayed.
 
     ``others`` are the rows of what lanes do with other ranks than those of the messages.
     """
-    measured_of, places = StepsOf(measured), [gpus.operations[lane].gpu for lane in lanes]
+    measured_of, places = StepsOf(groups.measured), groups.places(lanes)
     windows = [{step.step: step for step in measured_of(gpu)} for gpu in places]
     numbers = sorted(set(messages.step.tolist()).intersection(*windows))
     chosen = numbers[:: max(1, -(-len(numbers) // _MOST_TURNS))]
@@ -179,7 +173,7 @@ def _pipeline(
     lanes, places = [lanes[n] for n in order], [places[n] for n in order]
     windows = [windows[n] for n in order]
     messages = messages.select(np.isin(messages.step, chosen))
-    each = _turns(gpus, lanes, messages, collectives, others, windows, chosen)
+    each = _turns(groups, lanes, messages, others, windows, chosen)
     split = [(turn, parts) for turn in each if (parts := _split(turn)) is not None]
     return _mean_pipeline(*_schedule(first, lanes), places, split) if split else None
 
@@ -247,17 +241,15 @@ def _schedule(messages: _Messages, lanes: Sequence[int]) -> tuple[str, int]:
 
 
 def _turns(
-    gpus: PerGpu,
+    groups: Groups,
     lanes: Sequence[int],
     messages: _Messages,
-    collectives: Collectives,
     others: NDArray[np.intp],
     windows: Sequence[Mapping[int, Step]],
     chosen: Sequence[int],
 ) -> list[_Turn]:
     """Return the steps to replay: the messages of each stage by how much work came before them."""
-    lane_of = {gpus.operations[lane].gpu: lane for lane in lanes}
-    summaries = {lane_of[each.gpu]: each for each in gpus.lanes if each.gpu in lane_of}
+    collectives, summaries = groups.collectives, groups.gpus.lane_of
     at = np.searchsorted(chosen, messages.step)
     ends, asked = [], []
     for lane, steps_of_lane in zip(lanes, windows, strict=True):
@@ -275,7 +267,7 @@ def _turns(
         ends.append((sends, receipts))
         asked.append((*met, since, until))
     columns = zip(*asked, strict=True)
-    done = gpus.each(_work_within, [summaries[lane] for lane in lanes], *columns)
+    done = groups.gpus.each(_work_within, [summaries[lane] for lane in lanes], *columns)
     stages = [
         _by_turn(messages, at, *of_stage, worked, len(chosen))
         for of_stage, worked in zip(ends, done, strict=True)

@@ -24,7 +24,7 @@ from gputrace.analyzers.ledger import Ledger, account, charges_of, move_amounts
 from gputrace.analyzers.ledger.causes import Cause, path_of
 from gputrace.analyzers.load_balance import KernelRatio, kernel_ratios
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.parallelism import find_roles
+from gputrace.analyzers.parallelism import Groups, find_roles
 from gputrace.analyzers.python_samples import PythonLines, SampledLine, host_is_at
 from gputrace.analyzers.step_phases import measure_phases, read_phases
 from gputrace.analyzers.steps import FoundSteps
@@ -116,7 +116,7 @@ class Facts(Struct, frozen=True, dict=True):
 
     def by_group(
         self,
-        find: Callable[[PerGpu, Collectives, Sequence[str], Sequence[Step]], tuple[_Fact, ...]],
+        find: Callable[[Groups], tuple[_Fact, ...]],
         role: str = "",
     ) -> tuple[_Fact, ...]:
         """Return what a function finds in the groups of communicating GPUs, computed once; nothing
@@ -125,9 +125,13 @@ class Facts(Struct, frozen=True, dict=True):
         if role and role not in self.roles:
             return ()
         if find not in self._known:
-            self._known[find] = find(self.per_gpu, self.collectives, self.roles, self.measured)
+            self._known[find] = find(self._groups)
         found: tuple[_Fact, ...] = self._known[find]
         return found
+
+    @cached_property
+    def _groups(self) -> Groups:
+        return Groups(self.per_gpu, self.collectives, self.roles, self.measured)
 
     @cached_property
     def _known(self) -> dict[Any, Any]:
