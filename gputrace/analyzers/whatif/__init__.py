@@ -19,7 +19,7 @@ from gputrace.analyzers.findings.stragglers import find_late
 from gputrace.analyzers.grouping import median, quantile
 from gputrace.analyzers.lateness import LateGains
 from gputrace.analyzers.ledger import find_host_times
-from gputrace.analyzers.operations import Gpu, OperationClass
+from gputrace.analyzers.operations import Gpu
 from gputrace.analyzers.whatif.build import build_graph
 from gputrace.analyzers.whatif.graph import (
     Graph,
@@ -35,9 +35,7 @@ from gputrace.analyzers.whatif.optimizations import (
     CURES,
     Cure,
     Effect,
-    issues,
     longest_wait,
-    runs,
 )
 from gputrace.analyzers.whatif.step_rows import Index, choose_steps, read_rows, when_issued
 from gputrace.model.events import Kind, Mask, distinct_ids, number_ids
@@ -147,7 +145,7 @@ def _compare_kernels(graph: Graph, ranks: Index, rank: int) -> tuple[Mask, Times
     """Return a mask of the kernels that a rank has beyond the median rank's number in each step,
     and all durations with its other kernels as short as the median rank's of the same name.
     """
-    computes = (graph.stream >= 0) & (graph.operation == OperationClass.COMPUTE)
+    computes = graph.computes
     rows = np.flatnonzero(computes & (graph.kind == Kind.KERNEL) & (graph.rank >= 0))
     names, name = number_ids(graph.name[rows])
     of_rank = np.searchsorted(ranks, graph.rank[rows])
@@ -228,7 +226,7 @@ def without_recorder(graph: Graph, ratio: float) -> Graph:
     fraction of the recorded one.
     """
     recorded = measure(graph, graph.end).mean
-    launches = issues(graph) & (graph.thread >= 0)
+    launches = graph.issues
     if ratio >= 1 or not launches.any():
         return graph
     threads = np.bincount(graph.thread[launches])
@@ -331,7 +329,7 @@ def replay_error(graph: Graph) -> float:
     unexplained delays.
     """
     recorded = measure(graph, graph.end).mean
-    launched, follows = issues(graph), runs(graph) & (graph.spacing > 0)
+    launched, follows = graph.issues, graph.runs & (graph.spacing > 0)
     latency, spacing = (
         int(median(lags)) if len(lags) else 0
         for lags in (graph.latency[launched], graph.spacing[follows])

@@ -18,7 +18,7 @@ from gputrace.analyzers.cuda_api_calls import Call
 from gputrace.analyzers.ledger import Ledger
 from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.analyzers.whatif.step_rows import LONG_AGO, NONE, SCENE, Index
-from gputrace.model.events import Mask, distinct_ids, is_among
+from gputrace.model.events import Kind, Mask, distinct_ids, is_among
 from gputrace.model.intervals import Times
 from gputrace.model.results import Breakdown
 from gputrace.model.struct import Struct
@@ -115,6 +115,28 @@ class Graph(Struct, frozen=True, dict=True):
     @property
     def steps(self) -> int:
         return int(self.step.max(initial=-1)) + 1
+
+    @property
+    def runs(self) -> Mask:
+        """Items with an operation."""
+        return self.stream >= 0
+
+    @property
+    def issues(self) -> Mask:
+        """Items with an operation whose call is known."""
+        return self.runs & (self.thread >= 0)
+
+    @property
+    def computes(self) -> Mask:
+        """Items with an operation that computes."""
+        computes: Mask = self.runs & (self.operation == OperationClass.COMPUTE)
+        return computes
+
+    @property
+    def input_copies(self) -> Mask:
+        """Copies from the host to a GPU."""
+        copies: Mask = self.runs & (self.kind == Kind.COPY_H2D)
+        return copies
 
     @cached_property
     def kept(self) -> Times:
@@ -403,7 +425,7 @@ other ranks' timing hides or exposes; and those that slow down whatever the host
 
 def _kernel_time(graph: Graph, gpus: int) -> NDArray[np.float64]:
     """Return the nanoseconds that the computing kernels of each GPU take in the graph."""
-    computes = (graph.stream >= 0) & (graph.operation == OperationClass.COMPUTE)
+    computes = graph.computes
     return np.bincount(graph.gpu[computes], graph.ns[computes], gpus).astype(np.float64)
 
 

@@ -33,7 +33,7 @@ def pinned(graph: Graph, effect: Effect) -> Graph | None:
     At most, all copies finish before they are needed; at least, they stay on their stream, at the
     pinned rate.
     """
-    copies = input_copies(graph)
+    copies = graph.input_copies
     if not copies.any():
         return None
     if effect is Effect.MOST:
@@ -52,7 +52,7 @@ def pinned(graph: Graph, effect: Effect) -> Graph | None:
 
 def overlap(graph: Graph, effect: Effect) -> Graph | None:
     """Let computation wait for no communication; at least, only for the last one of each step."""
-    talks = runs(graph) & (graph.operation == OperationClass.COMMUNICATION)
+    talks = graph.runs & (graph.operation == OperationClass.COMMUNICATION)
     talks &= graph.kind == Kind.KERNEL
     if not talks.any() or trained_together(graph) is not None:
         return None
@@ -102,7 +102,7 @@ def peer_access(graph: Graph, effect: Effect) -> Graph | None:
     450 over NVLink (nccl-tests).
     """
     part = {Effect.MOST: 1 / 40, Effect.LIKELY: 1 / 20, Effect.LEAST: 1 / 3}[effect]
-    talks = runs(graph) & (graph.operation == OperationClass.COMMUNICATION)
+    talks = graph.runs & (graph.operation == OperationClass.COMMUNICATION)
     if not talks.any():
         return None
     return graph.changed(ns=np.where(talks, (graph.ns * part).astype(np.int64), graph.ns))
@@ -121,7 +121,7 @@ def prefetch(graph: Graph, effect: Effect) -> Graph | None:
         return None
     cured = _without_data(graph, 1.0)
     if effect is Effect.MOST:
-        return copied_before(cured, input_copies(graph))
+        return copied_before(cured, graph.input_copies)
     if effect is Effect.LEAST:
         waited = longest_wait(graph)
         step = measure(cured, replay(cured)).mean
@@ -168,7 +168,7 @@ def without_host_time(
         gone = gone + meanwhile if meanwhile.sum() < gone.sum() else gone
     if effect is not Effect.LIKELY:
         gone = (gone * (1 - _HOST_TIME_STAYS)).astype(np.int64)
-    copied = issues(graph) & held.inside & np.isin(graph.kind, copies)
+    copied = graph.issues & held.inside & np.isin(graph.kind, copies)
     return freed.changed(
         gap=freed.gap - np.where(graph.hand < 0, gone, 0),
         hand_lag=freed.hand_lag - np.where(graph.hand >= 0, gone, 0),
@@ -184,7 +184,7 @@ def graphs(graph: Graph, effect: Effect) -> Graph | None:
     At most, the kernels also follow each other without a pause; at least, half of the host time
     remains, as where the optimizer or the loss is still launched separately.
     """
-    launched = issues(graph) & np.isin(graph.kind, (Kind.KERNEL, Kind.COPY_D2D, Kind.MEMSET))
+    launched = graph.issues & np.isin(graph.kind, (Kind.KERNEL, Kind.COPY_D2D, Kind.MEMSET))
     # Directly after another launch, on the same thread or by hand-over.
     before = np.where(graph.hand >= 0, graph.hand, before_on(graph.thread))
     follows = launched & (graph.thread >= 0) & (before >= 0) & launched[before]
@@ -215,7 +215,7 @@ def graphs(graph: Graph, effect: Effect) -> Graph | None:
 def sync(graph: Graph, _effect: Effect) -> Graph | None:
     """Let the host never wait for a GPU: no results are read in the middle of training."""
     calls = (graph.thread >= 0) & (graph.sort == Call.SYNC)
-    back = issues(graph) & (graph.kind == Kind.COPY_D2H)
+    back = graph.issues & (graph.kind == Kind.COPY_D2H)
     if not (calls | back).any():
         return None
     return without_waits(graph, calls | back)
@@ -240,7 +240,7 @@ def straggler(graph: Graph, _effect: Effect) -> Graph | None:
     Kernels of one name are scaled alike, to the total of the median rank: to zero if it has none.
     """
     ranks = distinct_ids(graph.rank[graph.rank >= 0])
-    computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
+    computes = graph.computes
     row = np.searchsorted(ranks, graph.rank)
     totals = np.bincount(row[computes], graph.ns[computes], len(ranks))
     slow = totals > _SLOWER_RANK_RATIO * _median(totals)
@@ -264,7 +264,7 @@ def _median(values: NDArray[Any]) -> NDArray[Any]:
 def even_stages(graph: Graph, effect: Effect) -> Graph | None:
     """Give every stage of a pipeline the mean work, with its launches; at least, half the way."""
     ranks = distinct_ids(graph.rank[graph.rank >= 0])
-    computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
+    computes = graph.computes
     row = np.searchsorted(ranks, graph.rank)
     totals = np.bincount(row[computes], graph.ns[computes], len(ranks))
     if len(ranks) < 2 or totals.max() <= _SLOWER_RANK_RATIO * totals.mean():
@@ -273,7 +273,7 @@ def even_stages(graph: Graph, effect: Effect) -> Graph | None:
     if effect is Effect.LEAST:
         factor = (1 + factor) / 2
     scaled = np.where(graph.rank >= 0, factor, 1.0)
-    launching = issues(graph) & computes
+    launching = graph.issues & computes
     return graph.changed(
         ns=np.where(computes, graph.ns * scaled, graph.ns).astype(np.int64),
         own=np.where(launching, graph.own * scaled, graph.own).astype(np.int64),
@@ -297,7 +297,7 @@ _SEARCH_ALLOCATIONS: Final = 20
 
 def trained_together(graph: Graph) -> Index | None:
     """Return the GPUs that one process trains on from different threads; None if there are none."""
-    kernels = runs(graph) & (graph.operation == OperationClass.COMPUTE) & (graph.thread >= 0)
+    kernels = graph.computes & (graph.thread >= 0)
     if len(distinct_ids(graph.process[kernels])) != 1:
         return None
     counts = np.bincount(graph.gpu[kernels])
@@ -329,9 +329,9 @@ def _one_process_each(
     """
     first = int(gpus[0])
     between = graph.operation == OperationClass.COMMUNICATION
-    runs_here = runs(graph) & (graph.gpu == first) & (talks | ~between)
-    feeds = distinct_ids(graph.thread[runs(graph) & (graph.gpu == first) & (graph.thread >= 0)])
-    stays = np.isin(graph.thread, feeds) & (runs_here | ~runs(graph))
+    runs_here = graph.runs & (graph.gpu == first) & (talks | ~between)
+    feeds = distinct_ids(graph.thread[graph.issues & (graph.gpu == first)])
+    stays = np.isin(graph.thread, feeds) & (runs_here | ~graph.runs)
     chain = int(feeds[0])
     host = np.where(graph.hand >= 0, graph.hand_lag, graph.gap) - graph.data
     kept = np.flatnonzero(stays)
@@ -371,7 +371,7 @@ def ddp(graph: Graph, effect: Effect) -> Graph | None:
     part = 1 / len(gpus)
     if effect is Effect.MOST:
         # The kernels of each GPU take no longer than those of the one that computes least.
-        computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
+        computes = graph.computes
         totals = np.bincount(graph.gpu[computes], graph.ns[computes])
         factor = np.ones(len(totals))
         factor[gpus] = totals[gpus].min() / totals[gpus]
@@ -411,12 +411,12 @@ def products(precision: str, graph: Graph, effect: Effect) -> Graph | None:
     quick = np.maximum(graph.ns / faster[graph.gpu], _SHORTEST_PRODUCT_NS)
     ns = np.where(graph.single, np.minimum(quick.astype(np.int64), graph.ns), graph.ns)
     if precision == "bf16" and effect is Effect.MOST:
-        others = runs(graph) & (graph.operation == OperationClass.COMPUTE) & ~graph.single
+        others = graph.computes & ~graph.single
         ns = np.where(others & (graph.kind == Kind.KERNEL), graph.ns // 2, ns)
     # The unexplained delays of operations if operations take other times. Kernels of several
     # streams share a GPU: one that is held up by others, as no row says, is held up for less time
     # if these take less.
-    computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
+    computes = graph.computes
     residual = graph.residual
     for gpu in distinct_ids(graph.gpu[computes]).tolist():
         mine = computes & (graph.gpu == gpu)
@@ -428,7 +428,7 @@ def products(precision: str, graph: Graph, effect: Effect) -> Graph | None:
 
 def keep_activations(graph: Graph, _effect: Effect) -> Graph | None:
     """Leave out what the backward pass launches of the forward pass again, with its launches."""
-    rows = np.flatnonzero(issues(graph) & (graph.kind == Kind.KERNEL))
+    rows = np.flatnonzero(graph.issues & (graph.kind == Kind.KERNEL))
     again = np.zeros(len(graph), np.bool_)
     for process in distinct_ids(graph.process[rows]).tolist():
         mine = rows[graph.process[rows] == process]
@@ -457,16 +457,6 @@ class Effect(Enum):
     LEAST = "least"
 
 
-def runs(graph: Graph) -> Mask:
-    """Return a mask of the items with an operation."""
-    return graph.stream >= 0
-
-
-def issues(graph: Graph) -> Mask:
-    """Return a mask of the items with an operation whose call is known."""
-    return (graph.stream >= 0) & (graph.thread >= 0)
-
-
 def returning(graph: Graph, calls: Mask, ns: int) -> Graph:
     """Let some calls wait for nothing and take at most ``ns``."""
     return without_waits(graph, calls).changed(
@@ -493,12 +483,6 @@ def moved_aside(graph: Graph, operations: Mask, joined: bool = True) -> Graph:
     for i in followers.tolist() if joined else ():
         after[i] = (*after.get(i, ()), (int(before[i]), int(graph.spacing[i])))
     return graph.changed(stream=stream, after=after)
-
-
-def input_copies(graph: Graph) -> Mask:
-    """Return a mask of the copies from the host to a GPU."""
-    copies: Mask = runs(graph) & (graph.kind == Kind.COPY_H2D)
-    return copies
 
 
 def copied_before(graph: Graph, copies: Mask) -> Graph:
