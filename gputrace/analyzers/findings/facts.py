@@ -125,12 +125,13 @@ class Facts(Struct, frozen=True, dict=True):
         if role and role not in self.roles:
             return ()
         if find not in self._known:
-            self._known[find] = find(self._groups)
+            self._known[find] = find(self.groups)
         found: tuple[_Fact, ...] = self._known[find]
         return found
 
     @cached_property
-    def _groups(self) -> Groups:
+    def groups(self) -> Groups:
+        """Groups of communicating GPUs, with the measured steps."""
         return Groups(self.per_gpu, self.collectives, self.roles, self.measured)
 
     @cached_property
@@ -171,13 +172,10 @@ class Facts(Struct, frozen=True, dict=True):
         rows = {(row.gpu, row.rank): row for row in self.listed}
         in_order = [rows[lane.gpu.gpu, lane.gpu.rank] for lane in lanes]
         charged = account(
-            self.per_gpu,
+            self.groups,
             self.causes,
-            {lane.gpu: edges_of(self.measured_of(lane.gpu)) for lane in self.per_gpu.lanes},
             lanes,
             in_order,
-            self.collectives,
-            self.roles,
             self.late_causes,
             is_loop=self.is_loop,
             repeats=self.repeats,

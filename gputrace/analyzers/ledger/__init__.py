@@ -20,9 +20,11 @@ from numpy.typing import ArrayLike
 from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.cuda_api_calls import NOBODY, describe_os_call, longest_os_call
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
+from gputrace.analyzers.grouping import StepsOf, edges_of
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.ledger.causes import DEFAULTS, Cause, Host, path_of
 from gputrace.analyzers.operations import Gpu, OperationClass
+from gputrace.analyzers.parallelism import Groups
 from gputrace.analyzers.python_samples import SampledLine, read_python_lines
 from gputrace.model.events import UNKNOWN, distinct_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
@@ -119,13 +121,10 @@ class _Sums(Struct, frozen=True, dict=True):
 
 
 def account(
-    gpus: PerGpu,
+    groups: Groups,
     causes: Sequence[Cause],
-    steps: Mapping[Gpu, Times],
     lanes: Sequence[LaneSummary],
     rows: Sequence[Breakdown],
-    collectives: Collectives,
-    roles: Sequence[str],
     late: Mapping[int, str],
     *,
     is_loop: bool,
@@ -134,19 +133,18 @@ def account(
     """Charge the time in which some GPUs do not compute.
 
     Args:
-        gpus: all GPUs.
+        groups: all GPUs, and their measured steps.
         causes: in the order in which they are charged.
-        steps: starts and ends of the measured steps of each GPU: shape (2, steps).
         lanes, rows: those of the GPUs that the ledger is of, and the breakdown of each.
-        collectives: of all GPUs.
-        roles: of the groups of the collectives.
         late: cause to charge for waiting for a rank that comes late in a way that is no chance.
         is_loop: True if the steps are turns of a loop.
         repeats: True if what a process does once is before them.
     """
+    gpus, steps_of = groups.gpus, StepsOf(groups.measured)
+    steps = {lane.gpu: edges_of(steps_of(lane.gpu)) for lane in gpus.lanes}
     index_of = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
     times = {lane.gpu: measured_time(lane, steps[lane.gpu]) for lane in lanes}
-    all_waits = _waits_by_culprit(collectives, roles)
+    all_waits = _waits_by_culprit(groups.collectives, groups.roles)
     waits = {
         gpu: {
             key: all_of.intersection(time)

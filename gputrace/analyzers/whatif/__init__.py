@@ -75,7 +75,7 @@ def prepare_replay(facts: Facts) -> Replay | None:
     calls = None if window is None else gpus.calls_within(window)
     if window is None or calls is None:
         return None
-    rows = read_rows(gpus, calls, all_steps, steps, facts.collectives, facts.roles)
+    rows = read_rows(facts.groups, calls, all_steps, steps)
     host: dict[str, dict[int, Intervals]] = {}
     data: dict[tuple[int, int], Intervals] = {}
     spent: dict[str, tuple[float, float]] = {}

@@ -13,7 +13,7 @@ from gputrace.analyzers.cuda_api_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import rows_by
 from gputrace.analyzers.operations import Gpu, GpuSummary, classify
-from gputrace.analyzers.parallelism import SHARDED
+from gputrace.analyzers.parallelism import SHARDED, Groups
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import GPU_KINDS, Events, distinct_ids, is_among, number_ids
@@ -145,20 +145,13 @@ def _with_issuers(view: GpuShardView, span: Window) -> Window | None:
     return Window(int(calls.start[issued].min()), int(calls.end[issued].max()))
 
 
-def read_rows(
-    gpus: PerGpu,
-    calls: CudaApiCalls,
-    all_steps: FoundSteps,
-    steps: range,
-    collectives: Collectives,
-    roles: Sequence[str],
-) -> Rows:
+def read_rows(groups: Groups, calls: CudaApiCalls, all_steps: FoundSteps, steps: range) -> Rows:
     """Read the operations of the chosen steps.
 
-    The calls are at least those from the first to the last that issued any of these; ``roles`` are
-    those of the groups of the collectives.
+    The calls are at least those from the first to the last that issued any of these.
     """
-    sharded = [index for index, role in enumerate(roles) if role == SHARDED]
+    gpus, collectives = groups.gpus, groups.collectives
+    sharded = [index for index, role in enumerate(groups.roles) if role == SHARDED]
     gathers = collectives.of("AllGather") & is_among(collectives.group, sharded)
     spans = {rank: _span(windows, steps) for rank, windows in all_steps.by_rank.items()}
     window = Window(min(s.start for s in spans.values()), max(s.end for s in spans.values()))

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from gputrace.analyzers.breakdown import list_steps, measured
 from gputrace.analyzers.collectives import match_collectives
 from gputrace.analyzers.cuda_api_calls import Call, read_calls
+from gputrace.analyzers.parallelism import Groups
 from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.whatif import (
     MOST_ERROR,
@@ -83,7 +84,7 @@ def graph_of(path: Path) -> Graph:
         assert window is not None
         calls = gpus.calls_within(window)
         assert calls is not None
-        rows = read_rows(gpus, calls, found, steps, match_collectives(gpus), ())
+        rows = read_rows(Groups(gpus, match_collectives(gpus), (), ()), calls, found, steps)
         return build_graph(trace, rows, calls, {})
 
 
