@@ -179,7 +179,8 @@ def test_flops_of_a_step_are_set_beside_the_peak_of_the_precision_that_is_multip
 
 def test_rates_are_those_of_the_program_without_the_recorder() -> None:
     steps: Any = [
-        SimpleNamespace(rank=0, step=n, start_ns=n * MS, end_ns=(n + 1) * MS) for n in range(4)
+        SimpleNamespace(gpu=0, rank=0, step=n, start_ns=n * MS, end_ns=(n + 1) * MS)
+        for n in range(4)
     ]
     work = {7: {"tokens": 100.0, "flop": 1e6}}
     (row,) = measure_throughput(work, {}, {0: 7}, steps, unrecorded=0.8)
