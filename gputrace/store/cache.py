@@ -43,6 +43,8 @@ _ALIGNED: Final = 64
 _LEVELS: Final = 2
 """Folder levels to inspect: a folder of traces, some of which are folders of tables."""
 
+_WRITING: Final[list[Thread]] = []
+"""Threads that write entries, and those that have."""
 _DECODES: Final = Lock()
 """Held while an entry is decoded: msgspec 0.22 crashes where two threads are the first to decode a
 type."""
@@ -104,7 +106,12 @@ class ResultCache:
 
     @property
     def any(self) -> bool:
-        """True if anything is cached for these files, which could then be opened."""
+        """True if anything is cached for these files, which could then be opened.
+
+        What this process is still writing is waited for: to compute it again would take longer.
+        """
+        while _WRITING:
+            _WRITING.pop().join()
         where = cache_root()
         if self._files is None or where is None:
             return False
@@ -129,7 +136,9 @@ class ResultCache:
             with suppress(Exception):
                 store(key, dump_columns(answer))
 
-        Thread(target=work, name="cache").start()
+        writer = Thread(target=work, name="cache")
+        writer.start()
+        _WRITING.append(writer)
 
     def _key(self, kind: type, options: object) -> str | None:
         return key_of(self._paths, f"{kind.__name__} {options} {self._given}")

@@ -272,6 +272,8 @@ def _verdict(outcome: Outcome) -> str:
         return f"Nothing is proven yet; {most.cure}: {format_answer(most)}"
     if tried:
         return "Nothing that was tried is proven to be faster."
+    if outcome.rows and not outcome.interrupted:
+        return "Nothing that was tried has an answer yet: the budget is too small."
     return "Nothing was tried."
 
 

@@ -19,7 +19,7 @@ from tests.helpers.mcp_client import STATELESS, Client
 
 READING: Final = (
     "verdict", "breakdown", "gaps", "kernels", "what_if",
-    "causes", "slow_steps", "ranks", "memory",
+    "causes", "lines", "slow_steps", "ranks", "memory",
 )  # fmt: skip
 """Tools that take a trace alone."""
 
@@ -54,6 +54,15 @@ def at(report: Any, address: str) -> dict[str, Any]:
         report = report[int(part)] if part.isdecimal() else report[part]
     assert isinstance(report, dict)
     return report
+
+
+def known(value: Any) -> Any:
+    """A value of the JSON without what is unknown."""
+    if isinstance(value, list):
+        return [known(each) for each in value]
+    if isinstance(value, dict):
+        return {name: known(each) for name, each in value.items() if each is not None}
+    return value
 
 
 def test_a_client_learns_the_version_and_the_tools(ask: Client) -> None:
@@ -92,9 +101,9 @@ def test_each_row_is_that_of_the_json(tool: str, ask: Client, folder: Path) -> N
     report = json.loads(gputrace.open(folder / "waiting.sqlite").analyze().render("json"))
     answer = ask.called(tool, trace="waiting.sqlite")
     rows = [row for said in answer for row in said["rows"]]
-    assert rows or (tool == "memory" and "was recorded" in answer[0]["text"])
+    assert rows or (tool in ("memory", "lines") and "recorded" in answer[0]["text"])
     for row in rows:
-        assert row.items() <= at(report, row.pop("row")).items()
+        assert row.items() <= known(at(report, row.pop("row"))).items()
 
 
 def test_a_step_is_explained_by_rows_of_its_json(ask: Client, folder: Path) -> None:
@@ -105,7 +114,7 @@ def test_a_step_is_explained_by_rows_of_its_json(ask: Client, folder: Path) -> N
     answer, *_ = ask.called("step", trace="waiting.sqlite", number=row["step"])
     assert answer["rows"]
     for part in answer["rows"]:
-        assert part.items() <= at(explained, part.pop("row")).items()
+        assert part.items() <= known(at(explained, part.pop("row"))).items()
     assert "it has steps 0 to" in ask.refused("step", trace="waiting.sqlite", number=900)
 
 
@@ -113,8 +122,25 @@ def test_the_causes_name_their_cures(ask: Client) -> None:
     first, *_ = ask.called("causes", trace="waiting.sqlite")
     assert "[data-feeding]" in first["text"]
     assert "To try: workers=N, prefetch=N" in first["text"]
-    [one] = ask.called("causes", trace="waiting.sqlite", cause="data-feeding")
-    assert "workers=N (set num_workers of DataLoaders)" in one["text"]
+
+
+def test_an_id_in_the_verdict_has_all_that_is_known_of_it(ask: Client) -> None:
+    verdict, *_ = ask.called("verdict", trace="waiting.sqlite")
+    assert verdict["text"].startswith("[data-feeding] The GPU waits for data")
+    finding, cause, *more = ask.called("causes", trace="waiting.sqlite", cause="data-feeding")
+    assert finding["text"] == verdict["text"]
+    assert {row["row"].partition("[")[0] for row in cause["rows"]} == {"ledger"}
+    texts = [said["text"] for said in more]
+    cures = next(text for text in texts if text.startswith("To try: "))
+    assert "workers=N (set num_workers of DataLoaders)" in cures
+    assert cures.index("staging") < cures.index("tf-parallel"), "other frameworks come last"
+    assert "for tensorflow" in cures
+    gap = next(said for said in more if " idles " in said["text"])
+    assert "[data-feeding]" in gap["text"]
+    assert next(iter(gap["rows"][0]["charges"])) == "data-feeding"
+    refused = ask.refused("causes", trace="waiting.sqlite", cause="launching")
+    assert "the ids are " in refused
+    assert "data-feeding" in refused
 
 
 def test_recordings_are_listed_without_what_lies_elsewhere(ask: Client, folder: Path) -> None:
@@ -122,6 +148,7 @@ def test_recordings_are_listed_without_what_lies_elsewhere(ask: Client, folder: 
     assert {row["path"] for row in listed} == {"waiting.sqlite", "quick.sqlite"}
     assert listed[0]["bytes"] == (folder / listed[0]["path"]).stat().st_size
     assert "can be read" in ask.refused("recordings", folder="..")
+    assert "`recordings` lists" in ask.refused("verdict", trace="none.sqlite")
 
 
 def test_answers_are_short_unless_more_is_asked_for(ask: Client) -> None:
@@ -130,7 +157,12 @@ def test_answers_are_short_unless_more_is_asked_for(ask: Client) -> None:
         assert len(answer["content"][0]["text"].encode()) <= 4096
         assert len(json.dumps(answer["structuredContent"])) <= 4096
     *_, said = ask.called("verdict", trace="waiting.sqlite", max_kb=1)
-    assert said["text"].startswith("Cut to 1 kB: ")
+    assert said["text"].startswith("Cut to 1 kB: max_kb=")
+    enough = int(said["text"].partition("max_kb=")[2].split()[0])
+    assert not any(
+        "Cut to" in said["text"]
+        for said in ask.called("verdict", trace="waiting.sqlite", max_kb=enough)
+    )
     whole = ask.called("verdict", trace="waiting.sqlite", max_kb=100)
     assert not any("Cut to" in said["text"] for said in whole)
     firsts: dict[str, int] = {}

@@ -5,15 +5,13 @@ the patch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from gputrace.cli import options
-from gputrace.cli.mcp.tool import Said, cite, said, tool
+from gputrace.cli.mcp.tool import Call, Said, cite, said, tool
 from gputrace.errors import InputError, UsageError
 from gputrace.sanitize import clean
 from gputrace.units import (
@@ -28,26 +26,28 @@ from gputrace.units import (
 if TYPE_CHECKING:
     from gputrace.api import Report
     from gputrace.model.comparison import Comparison
-    from gputrace.model.results import LedgerRow
-    from gputrace.trials.cures import Candidate
-    from gputrace.trials.outcome import Outcome
+    from gputrace.model.results import Gap, LedgerRow
 
 _EVIDENCE: Final = 3
-"""Most rows of the ledger that a sentence names."""
+"""Most rows of the ledger that a sentence names, and most gaps of one cause."""
+_WORDS: Final = ("message", "advice", "details")
+"""Fields of a finding that its sentences tell."""
+_CHANGES: Final = 5
+"""Most classes, lines or kernels that a comparison lists."""
 
 
 def _verdict(report: Report) -> Iterator[Said]:
     """The reason why training is slow, what to do about it, and what that would save; then every
-    other finding and the limits of the figures. Call this first.
+    other finding and the limits of the figures. Call this first. Each finding begins with its id in
+    brackets: `causes` with that id has more of it, `lines` the places in the program.
     """
-    from gputrace.report.wording import finding_text, notes, verdict
+    from gputrace.report.wording import notes, verdict
 
     if not report.findings:
         rows = [cite(f"breakdown[{at}]", row) for at, row in enumerate(report.breakdown)]
         yield said(verdict(report), *rows)
     for number, finding in enumerate(report.findings):
-        rows = [cite(f"findings[{number}]", finding)]
-        rows += [
+        rows = [
             cite(f"breakdown[{at}]", row)
             for at, row in enumerate(report.breakdown)
             if (row.gpu in finding.gpus if finding.gpus else row.rank in finding.ranks)
@@ -57,14 +57,23 @@ def _verdict(report: Report) -> Iterator[Said]:
             for at, cure in enumerate(report.what_if)
             if cure.finding == finding.id
         ]
-        yield said(finding_text(report, finding), *rows)
+        yield _finding(report, number, *rows)
     for note in notes(report):
         yield said(note)
 
 
+def _finding(report: Report, at: int, *rows: dict[str, Any]) -> Said:
+    """Return a finding in sentences after its id, with its row and others."""
+    from gputrace.report.wording import finding_text
+
+    finding = report.findings[at]
+    row = cite(f"findings[{at}]", finding, *_WORDS)
+    return said(f"[{finding.id}] {finding_text(report, finding)}", row, *rows)
+
+
 def _breakdown(report: Report) -> Iterator[Said]:
     """Time of a step on each GPU: classes that sum to the step (compute,
-    communication, copies, and idle time by its cause).
+    communication, copies, and idle time by its cause). Times of a row are sums of its `steps`.
     """
     from gputrace.report.tables import CLASS_NAMES
     from gputrace.report.wording import capital, gpu_label
@@ -85,8 +94,10 @@ def _breakdown(report: Report) -> Iterator[Said]:
 
 
 def _gaps(report: Report, limit: int = 10) -> Iterator[Said]:
-    """The longest intervals in which a GPU runs nothing, each with its cause and the evidence."""
-    from gputrace.report.wording import capital, gap_cause, gpu_label
+    """The longest intervals in which a GPU runs nothing, each with its cause, the id of that in
+    brackets, and the evidence. `step` explains the step of one.
+    """
+    from gputrace.report.wording import capital
 
     gaps = report.gaps
     where = "largest_in_steps" if gaps.largest_in_steps else "largest"
@@ -95,15 +106,22 @@ def _gaps(report: Report, limit: int = 10) -> Iterator[Said]:
     yield said(f"The whole trace has {count}, {format_ns(gaps.total_ns)}.", total)
     if gaps.hint:
         yield said(f"{capital(gaps.hint)}.")
-    for number, gap in enumerate(getattr(gaps, where)[:limit]):
-        start = (gap.start_ns - report.origin_ns) / 1e9
-        step = "" if gap.step is None else f" in step {gap.step}"
-        cause = gap_cause(gap, report)
-        text = (
-            f"{gpu_label(gap, report)} idles {format_ns(gap.length_ns)}{step}, from {start:.6f} s"
-        )
-        evidence = f": {gap.evidence}" if gap.evidence else ""
-        yield said(f"{capital(text)}; {cause}{evidence}.", cite(f"gaps.{where}[{number}]", gap))
+    for number in range(min(limit, len(getattr(gaps, where)))):
+        yield _gap(report, where, number)
+
+
+def _gap(report: Report, where: str, at: int) -> Said:
+    """Return a gap of a list of them, with its cause."""
+    from gputrace.report.wording import capital, gap_cause, gpu_label
+
+    gap: Gap = getattr(report.gaps, where)[at]
+    start = (gap.start_ns - report.origin_ns) / 1e9
+    step = "" if gap.step is None else f" in step {gap.step}"
+    cause = gap_cause(gap, report) + "".join(f" [{each}]" for each in list(gap.charges)[:1])
+    text = f"{gpu_label(gap, report)} idles {format_ns(gap.length_ns)}{step}, from {start:.6f} s"
+    evidence = f": {gap.evidence}" if gap.evidence else ""
+    row = cite(f"gaps.{where}[{at}]", gap, "evidence")
+    return said(f"{capital(text)}; {cause}{evidence}.", row)
 
 
 def _kernels(report: Report, limit: int = 10) -> Iterator[Said]:
@@ -119,43 +137,45 @@ def _kernels(report: Report, limit: int = 10) -> Iterator[Said]:
             f"{format_count(use.count, 'call')}, {format_ns(use.median_ns)} each (median), "
             f"{format_ns(use.max_ns)} the longest"
             f"{tensor.get(use.tensor_cores or '', '')}.",
-            cite(f"kernels.top[{number}]", use),
+            cite(f"kernels.top[{number}]", use, "name"),
         )
 
 
 def _what_if(report: Report) -> Iterator[Said]:
     """Predicted length of a step without one cause each, by replaying the recorded steps."""
+    yield from _predictions(report)
     if not report.what_if:
-        yield said("Nothing is predicted: no known cure would save over 1% of a step.")
+        yield said(
+            "Nothing is predicted: these steps cannot be replayed as they were recorded, or no "
+            "known cure would save over 1% of one. What each cause costs is in `causes`."
+        )
+
+
+def _predictions(report: Report, cause: str | None = None) -> Iterator[Said]:
+    """Yield the predicted steps without one cause, or without each."""
     for number, cure in enumerate(report.what_if):
-        rows = [cite(f"what_if[{number}]", cure)]
-        rows += [
-            cite(f"findings[{at}]", finding)
-            for at, finding in enumerate(report.findings)
-            if finding.id == cure.finding
-        ]
+        if cause not in (None, cure.finding):
+            continue
         now, then, low, high = map(
             format_ns, (cure.now_ns, cure.step_ns, cure.low_ns, cure.high_ns)
         )
         beyond = f"; that includes {cure.beyond}" if cure.beyond else ""
+        against = f" (against [{cure.finding}])" if cure.finding else ""
         yield said(
-            f"{cure.what}: a step of {now} would take {then} ({low} to {high}), if "
+            f"{cure.what}{against}: a step of {now} would take {then} ({low} to {high}), if "
             f"{cure.assumption}{beyond}.",
-            *rows,
+            cite(f"what_if[{number}]", cure, "what", "assumption", "beyond"),
         )
 
 
 def _compare(before: list[str], after: list[str]) -> Iterator[Said]:
     """Changes between two runs beyond the noise of their steps: verdict, classes of time,
-    kernels, findings.
+    findings, lines of the program, kernels.
     """
     import gputrace
     from gputrace.report.comparison import notes, verdict
     from gputrace.report.wording import capital
 
-    for name, paths in (("before", before), ("after", after)):
-        if len(paths) > 1:
-            raise UsageError(f"{name}: give a file, or the folder of a run's files")
     comparison = gputrace.compare(before[0], after[0])
     rows = [cite(f"runs[{at}]", run) for at, run in enumerate(comparison.runs)]
     pair, scaling = comparison.pair, comparison.scaling
@@ -172,31 +192,35 @@ def _compare(before: list[str], after: list[str]) -> Iterator[Said]:
 
 
 def _changes(comparison: Comparison) -> Iterator[Said]:
-    """Yield what changed beyond the noise: classes, kernels, findings."""
+    """Yield what changed beyond the noise: classes, findings, lines, kernels."""
     from gputrace.report.comparison import NAMES
-    from gputrace.report.wording import capital
+    from gputrace.report.wording import capital, label
 
-    pair = comparison.pair
+    pair, unit = comparison.pair, comparison.unit
     assert pair is not None
-    named: Iterable[tuple[str, str, Sequence[Any]]] = (
-        ("classes", "{}", [(NAMES[row.name], row) for row in pair.classes]),
-        ("kernels", "kernel {}", [(clean(row.name), row) for row in pair.kernels]),
-    )
-    for table, form, rows in named:
-        changed = [(at, name, row) for at, (name, row) in enumerate(rows) if row.changed]
-        for at, name, row in changed[:10]:
-            more = "more" if row.difference_ns > 0 else "less"
-            yield said(
-                f"{capital(form.format(name))}: {format_ns(row.a_ns)} a {comparison.unit} before, "
-                f"{format_ns(row.b_ns)} after, {format_ns(abs(row.difference_ns))} {more}.",
-                cite(f"pair.{table}[{at}]", row),
-            )
+
+    def changed(address: str, name: str, row: Any) -> Said:
+        more = "more" if row.difference_ns > 0 else "less"
+        return said(
+            f"{capital(name)}: {format_ns(row.a_ns)} a {unit} before, {format_ns(row.b_ns)} after, "
+            f"{format_ns(abs(row.difference_ns))} {more}.",
+            cite(address, row, "name", "line"),
+        )
+
+    classes = [(at, row) for at, row in enumerate(pair.classes) if row.changed]
+    kernels = [(at, row) for at, row in enumerate(pair.kernels) if row.changed]
+    for at, row in classes:
+        yield changed(f"pair.classes[{at}]", NAMES[row.name], row)
     for at, finding in enumerate(pair.findings):
         text = f"The finding {finding.id} has {finding.status}: {finding.message}."
-        yield said(text, cite(f"pair.findings[{at}]", finding))
+        yield said(text, cite(f"pair.findings[{at}]", finding, "message"))
+    for at, line in enumerate(pair.lines[:_CHANGES]):
+        yield changed(f"pair.lines[{at}]", f"the host at {clean(line.line)}", line)
+    for at, kernel in kernels[:_CHANGES]:
+        yield changed(f"pair.kernels[{at}]", f"kernel {label(kernel.name)}", kernel)
 
 
-def _recordings(folder: Path, limit: int = 10) -> Iterator[Said]:
+def _recordings(folder: Path = Path(), limit: int = 10) -> Iterator[Said]:
     """The traces in the folder and the folders in it, the newest first."""
     from gputrace.readers.open import trace_files_in
 
@@ -216,49 +240,141 @@ def _recordings(folder: Path, limit: int = 10) -> Iterator[Said]:
 
 
 def _causes(report: Report, cause: str | None = None, limit: int = 5) -> Iterator[Said]:
-    """Causes of lost time, the largest first, each with its rows of the ledger, the line of the
-    program, and the names of cures to try. With `cause`, the id of one: all of its rows, and
-    what each cure does.
+    """Causes of lost time, the largest first, each with its rows of the ledger (`ns`: in all
+    measured steps), the line of the program, and the names of cures to try. With `cause`, all of
+    one cause or finding: also what its end would save, what each cure does, and its longest gaps.
     """
     from gputrace.report.wording import capital
 
     charged: dict[str, list[tuple[int, LedgerRow]]] = {}
     for at, row in enumerate(report.ledger):
         charged.setdefault(row.cause, []).append((at, row))
-    sums = {cause: sum(row.ns for _, row in rows) for cause, rows in charged.items()}
-    whole_ns = sum(row.total_ns for row in report.breakdown)
-    turns = sum(row.steps or 1 for row in report.breakdown)
-    named = [cause] if cause in charged else []
-    for name in named or sorted(sums, key=lambda name: -sums[name])[:limit]:
-        rows = sorted(charged[name], key=lambda each: -each[1].ns)
-        largest = rows[0][1]
-        share = format_share(sums[name], whole_ns)
-        lost = f"{format_ns(sums[name] / turns)} a step and GPU ({share})"
-        at_line = f", most at {largest.line}" if largest.line else ""
-        evidence = f" ({largest.evidence})" if largest.evidence else ""
-        yield said(
-            f"{capital(report.cause_label(name))} [{name}]: {lost}{at_line}{evidence}."
-            f"{_cures_for(name, bool(named))}",
-            *(cite(f"ledger[{at}]", row) for at, row in rows[: None if named else _EVIDENCE]),
-        )
+    if cause is not None:
+        yield from _all_of(report, cause, charged)
+        return
+    sums = {name: sum(row.ns for _, row in rows) for name, rows in charged.items()}
+    for name in sorted(sums, key=lambda name: -sums[name])[:limit]:
+        yield _lost_to(report, name, charged[name], _cures_for(report, name, False), _EVIDENCE)
     for at, finding in enumerate(report.findings):
-        if not charged and finding.impact_ns and cause in (None, finding.id):
-            cures = _cures_for(finding.id, cause is not None)
-            text = f"{capital(finding.message)} [{finding.id}].{cures}"
-            yield said(text, cite(f"findings[{at}]", finding))
+        if not charged and finding.impact_ns:
+            text = (
+                f"[{finding.id}] {capital(finding.message)}.{_cures_for(report, finding.id, False)}"
+            )
+            yield said(text, cite(f"findings[{at}]", finding, *_WORDS))
 
 
-def _cures_for(cause: str, described: bool) -> str:
-    """Return the cures that may be tried for a cause, as a sentence after a space, if any."""
-    from gputrace.trials.cures import all_cures
+def _lost_to(
+    report: Report, cause: str, charged: list[tuple[int, LedgerRow]], more: str, most: int | None
+) -> Said:
+    """Return what a cause costs, with at most so many of its rows of the ledger."""
+    from gputrace.report.wording import capital
 
-    cures = []
+    rows = sorted(charged, key=lambda each: -each[1].ns)
+    lost_ns, largest = sum(row.ns for _, row in rows), rows[0][1]
+    share = format_share(lost_ns, sum(row.total_ns for row in report.breakdown))
+    lost = format_ns(lost_ns / sum(row.steps or 1 for row in report.breakdown))
+    at_line = f", most at {largest.line}" if largest.line else ""
+    evidence = f" ({largest.evidence})" if largest.evidence else ""
+    return said(
+        f"{capital(report.cause_label(cause))} [{cause}]: {lost} a step and GPU ({share})"
+        f"{at_line}{evidence}.{more}",
+        *(cite(f"ledger[{at}]", row, "cause", "path") for at, row in rows[:most]),
+    )
+
+
+def _all_of(
+    report: Report, cause: str, charged: Mapping[str, list[tuple[int, LedgerRow]]]
+) -> Iterator[Said]:
+    """Yield what is known of a cause or finding by its id; raises UsageError if it is none here."""
+    found = [at for at, finding in enumerate(report.findings) if finding.id == cause]
+    known = {**charged, **{finding.id: [] for finding in report.findings}}
+    if cause not in known:
+        names = ", ".join(known) or "none"
+        raise UsageError(f"cause: nothing is lost to {cause!r} here; the ids are {names}")
+    for at in found:
+        yield _finding(report, at)
+    if cause in charged:
+        yield _lost_to(report, cause, charged[cause], "", None)
+    yield from _predictions(report, cause)
+    if cures := _cures_for(report, cause, True):
+        yield said(cures[1:])
+    gaps = report.gaps.largest_in_steps
+    of_it = [at for at, gap in enumerate(gaps) if next(iter(gap.charges), "") == cause]
+    for at in of_it[:_EVIDENCE]:
+        yield _gap(report, "largest_in_steps", at)
+
+
+def _lines(report: Report, limit: int = 8) -> Iterator[Said]:
+    """Places in the program: the lines where the host spends a step, by samples of it; phases of
+    the step; and modules whose kernels take longest, with the lines that call them.
+    """
+    from gputrace.report.wording import capital, loop_name
+
+    turn = loop_name(report)[1] if report.steps.count else "the whole time"
+    sampled = sorted(enumerate(report.host_lines), key=lambda each: -each[1].share)
+    for at, line in sampled[:limit]:
+        yield said(
+            f"Rank {line.rank} is at {clean(line.line)} for {format_ns(line.step_ns)} of {turn} "
+            f"({line.share:.1%}, {format_count(line.samples, 'sample')}).",
+            cite(f"host_lines[{at}]", line, "line"),
+        )
+    for at, row in enumerate(report.step_phases):
+        met = [(n, phase) for n, phase in enumerate(row.phases) if phase.host_ns or phase.idle_ns]
+        parts = [f"{phase.name} {format_ns(phase.host_ns)}" for _, phase in met]
+        yield said(
+            f"{capital(turn)} of rank {row.rank}, on the host: {', '.join(parts)}.",
+            *(cite(f"step_phases[{at}].phases[{n}]", phase) for n, phase in met),
+        )
+    spent = [use.forward_ns + use.backward_ns for use in report.modules]
+    own = {(use.rank, use.path): ns for use, ns in zip(report.modules, spent, strict=True)}
+    for use, ns in zip(report.modules, spent, strict=True):
+        around = use.rank, use.path.rpartition("/")[0]
+        if use.path and around in own and around[1]:
+            own[around] -= ns
+    most = sorted(enumerate(report.modules), key=lambda each: -own[each[1].rank, each[1].path])
+    for at, use in most[:limit]:
+        place = f", called at {clean(use.line)}" if use.line else ""
+        backward = f", {format_ns(use.backward_ns)} of it backward" if use.backward_ns else ""
+        yield said(
+            f"{clean(use.path) or 'What no module launched'} on rank {use.rank}: kernels of "
+            f"{format_ns(spent[at])} in {turn}{backward}{place}.",
+            cite(f"modules[{at}]", use, "path", "line"),
+        )
+    if not (report.host_lines or report.step_phases or report.modules):
+        yield said(
+            "No lines of the host, phases of a step or modules were recorded: "
+            "`gputrace record --python` names lines, its hooks the rest."
+        )
+
+
+def _cures_for(report: Report, cause: str, described: bool) -> str:
+    """Return the cures that may be tried for a cause, the largest predicted gain first and those
+    for other frameworks than PyTorch last, as a sentence after a space, if any; without those that
+    need several ranks or a GPU where there are none.
+    """
+    from gputrace.trials.cures import Candidate, Setting, all_cures, predict
+
+    there = {"gpu": report.gpus, "ranks": len({row.rank for row in report.breakdown}) > 1}
+    lacks = {word for word, is_there in there.items() if not is_there}
+    cures: list[tuple[bool, float, str]] = []
     for cure in all_cures().values():
-        if cause in cure.findings:
-            about = [cure.what] * described + ["changes numerics"] * cure.numerics
-            takes, more = f"={cure.takes}" * bool(cure.takes), f" ({'; '.join(about)})"
-            cures.append(f"{cure.id}{takes}{more * bool(about)}")
-    return f" To try: {', '.join(cures)}." if cures else ""
+        if cause not in cure.findings or lacks.intersection(cure.needs.split()):
+            continue
+        alone = None if cure.value is None else Candidate((Setting(cure, cure.value),))
+        predicted = alone and predict(alone, report)
+        ratio = predicted.ratio if predicted else 1.0
+        about = [cure.what] * described + ["changes numerics"] * cure.numerics
+        elsewhere = bool(cure.frameworks) and "torch" not in cure.frameworks
+        if elsewhere:
+            about.append(f"for {' or '.join(cure.frameworks)}")
+        if described and predicted and ratio < 1:
+            bounds = (predicted.ratio, predicted.low or ratio, predicted.high or ratio)
+            now, low, high = (format_ns(each * (report.steps.mean_ns or 0)) for each in bounds)
+            about.append(f"predicted: {now} a step, {low} to {high}")
+        takes, more = f"={cure.takes}" * bool(cure.takes), f" ({'; '.join(about)})"
+        cures.append((elsewhere, ratio, f"{cure.id}{takes}{more * bool(about)}"))
+    named = [text for *_, text in sorted(cures, key=lambda each: each[:2])]
+    return f" To try: {', '.join(named)}." if named else ""
 
 
 def _slow_steps(report: Report, limit: int = 10) -> Iterator[Said]:
@@ -345,96 +461,17 @@ def _memory(report: Report) -> Iterator[Said]:
 READING: Final = dict(
     tool(function)
     for function in (
-        *(_verdict, _causes, _breakdown, _gaps, _slow_steps, _step, _ranks, _kernels, _memory),
-        *(_what_if, _compare, _recordings),
+        *(_verdict, _causes, _lines, _breakdown, _gaps, _slow_steps, _step, _ranks, _kernels),
+        *(_memory, _what_if, _compare, _recordings),
     )
 )
 """Tools that only read."""
 
 
-_BETWEEN_S: Final = 1.0
-"""Minimum seconds between two messages of progress."""
 _LONGEST_S: Final = 600.0
 """Longest time of a recording."""
 _WARMUP: Final = 10
 """Steps of a recording to pass first."""
-
-
-@dataclass(slots=True)
-class Program:
-    """Program that the person named, and the trials of it so far."""
-
-    words: tuple[str, ...]
-    folder: Path
-    """Folder that it runs in."""
-    trials: dict[str, Outcome] = field(default_factory=dict)
-    """Trials by the name that the agent has for them."""
-
-
-class InputRequired(Exception):
-    """Input that a call needs from the person, as the protocol's ``inputRequests``."""
-
-
-@dataclass(slots=True)
-class Call:
-    """Call of a tool that runs the program."""
-
-    program: Program
-    parameters: Mapping[str, Any]
-    """Parameters of the request."""
-    stopped: Callable[[], bool]
-    """True once the agent has cancelled it, or is gone."""
-    write: Callable[[object], None]
-    shown_s: float = -_BETWEEN_S
-    began: float = field(default_factory=monotonic)
-
-    def show(self, total_s: float, what: str) -> None:
-        """Say how far the call is, if that is asked for; raises KeyboardInterrupt once it is to
-        end.
-        """
-        if self.stopped():
-            raise KeyboardInterrupt
-        spent_s, token = monotonic() - self.began, self._meta.get("progressToken")
-        if token is not None and spent_s >= self.shown_s + _BETWEEN_S:
-            self.shown_s = spent_s
-            state = {"progressToken": token, "progress": spent_s, "total": total_s, "message": what}
-            self.write({"jsonrpc": "2.0", "method": "notifications/progress", "params": state})
-
-    @property
-    def _meta(self) -> Mapping[str, Any]:
-        meta = self.parameters.get("_meta")
-        return meta if isinstance(meta, dict) else {}
-
-    def agreed(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """Return the changes that the person agrees to: of an agent that can show a form, those
-        ticked in it, else all that it named.
-
-        Raises InputRequired where the form is to be shown first.
-        """
-        match self._meta:
-            case {"io.modelcontextprotocol/clientCapabilities": {"elicitation": dict(modes)}}:
-                if modes and "form" not in modes:
-                    return candidates
-            case _:
-                return candidates
-        match self.parameters.get("inputResponses"):
-            case {"consent": {"action": "accept", "content": dict(ticks)}}:
-                return [each for each in candidates if ticks.get(str(each)) is True]
-            case {"consent": _}:
-                return []
-        form = {
-            "message": "Run the program several times to try these changes in it? Its files stay.",
-            "requestedSchema": {"type": "object", "properties": dict(map(_box, candidates))},
-        }
-        raise InputRequired({"consent": {"method": "elicitation/create", "params": form}})
-
-
-def _box(candidate: Candidate) -> tuple[str, dict[str, str]]:
-    about = [
-        f"{each.cure.what}{', which changes numerics' * each.cure.numerics}"
-        for each in candidate.settings
-    ]
-    return str(candidate), {"type": "boolean", "description": "; ".join(about)}
 
 
 def _record(call: Call, target: Path, measure: int = 40) -> Iterator[Said]:
