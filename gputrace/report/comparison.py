@@ -362,13 +362,20 @@ def _lost(loss: Loss) -> str:
     return text if loss.changed else f"({text})"
 
 
-def notes(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    """Yield findings and caveats, each with its heading."""
+def finding_notes(comparison: Comparison) -> Iterator[tuple[int, str, str]]:
+    """Yield what came of each finding that costs time: its place in the pair's, heading, text."""
     pair = comparison.pair if comparison.scaling is None else None
-    for finding in pair.findings if pair is not None else ():
+    for at, finding in enumerate(pair.findings if pair is not None else ()):
         heading, text = _finding(finding, pair)
         if text and {finding.a_severity, finding.b_severity} != {"info"}:
-            yield heading, text
+            yield at, heading, text
+
+
+def notes(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """Yield findings and caveats, each with its heading."""
+    for _, heading, text in finding_notes(comparison):
+        yield heading, text
+    pair = comparison.pair if comparison.scaling is None else None
     kernels = pair.kernels if pair is not None and comparison.unit != "span" else ()
     if kernels and all(kernel.changed is None for kernel in kernels):
         yield "kernels", f"too few steps to tell which of {len(kernels)} differ."

@@ -116,6 +116,7 @@ def test_a_step_is_explained_by_rows_of_its_json(ask: Client, folder: Path) -> N
     for part in answer["rows"]:
         assert part.items() <= known(at(explained, part.pop("row"))).items()
     assert "it has steps 0 to" in ask.refused("step", trace="waiting.sqlite", number=900)
+    assert ask.called("step", trace="waiting.sqlite")[0]["text"] == answer["text"], "the slowest"
 
 
 def test_the_causes_name_their_cures(ask: Client) -> None:
@@ -185,6 +186,8 @@ def test_a_comparison_says_what_changed(ask: Client) -> None:
     verdict, *changes = ask.called("compare", before="waiting.sqlite", after="quick.sqlite")
     assert "faster" in verdict["text"]
     assert any("data feeding" in said["text"] and said["rows"] for said in changes)
+    gone = next(said for said in changes if said["text"].startswith("Gone: data-feeding: "))
+    assert gone["rows"][0]["a_severity"] == "high"
 
 
 def test_only_traces_of_the_folder_are_read(ask: Client, folder: Path) -> None:
@@ -222,7 +225,8 @@ def test_wrong_requests_are_answered_and_the_server_goes_on(ask: Client) -> None
     assert ask("tools/call", name="rm")["error"]["code"] == -32602
     assert "no such file" in ask.refused("verdict", trace="none.sqlite")
     assert "trace" in ask.refused("verdict")
-    assert "arguments are" in ask.refused("verdict", trace="quick.sqlite", force=True)
+    refused = ask.refused("verdict", trace="quick.sqlite", force=True)
+    assert refused.startswith("force: no such argument; it takes trace, steps")
     assert "1 to 50" in ask.refused("gaps", trace="quick.sqlite", limit=1000)
     assert "steps" in ask.refused("verdict", trace="quick.sqlite", steps="900:901")
     assert ask("ping")["result"] == {}

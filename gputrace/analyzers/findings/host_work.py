@@ -553,8 +553,9 @@ def debugging(facts: Facts) -> Iterator[Finding]:
 
 
 _AWAITED: Final = {
-    ROLLOUT: "generate with an engine made for it (vLLM, SGLang), in larger batches, "
-    "and without the slowest few answers; or roll out while the last batch is learned from",
+    ROLLOUT: "generate with cached keys and values (use_cache=True), an engine made for it (vLLM, "
+    "SGLang), in larger batches, and without the slowest few answers; or roll out while the last "
+    "batch is learned from",
     REWARD: "score answers in parallel, in processes of their own, or while others are "
     "generated; cache what was scored before; limit the time of a verifier",
     REFERENCE: "score in larger batches, together with the old policy's; leave out the "

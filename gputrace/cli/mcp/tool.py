@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _KB: Final = 4
 """Size of an answer if no other is asked for."""
 _MOST_KB: Final = 1000
+_MOST_STEPS: Final = 1 << 53
 _NOTICE_BYTES: Final = 300
 """Room for the envelope of an answer, and for the sentence that says what it lacks."""
 Schema = dict[str, Any]
@@ -112,7 +113,7 @@ _SCHEMAS: Final[dict[str, Schema]] = {
     ),
     "time": _schema("string", "Only this part, e.g. 1.1s:1.2s."),
     "limit": _schema("integer", "Most to list.", minimum=1, maximum=50),
-    "number": _schema("integer", "Number of the step, from 0.", minimum=0, maximum=1 << 53),
+    "number": _schema("integer", "Number of the step, from 0.", minimum=0, maximum=_MOST_STEPS),
     "cause": _schema("string", "Id of a cause or finding, as in brackets."),
     "measure": _schema("integer", "Steps to measure, else 40.", minimum=5, maximum=10_000),
     "cures": {
@@ -265,10 +266,11 @@ class Tool:
 
     def check(self, given: object, root: Path) -> dict[str, Any]:
         """Return the arguments, with traces as paths within the root; raises UsageError."""
-        if not isinstance(given, dict) or (unknown := set(given) - set(self.arguments)):
-            wrong = f": {message(str(sorted(unknown)))}" if isinstance(given, dict) else ""
-            names = ", ".join(self.arguments)
-            raise UsageError(f"the arguments are {names}, as an object{wrong}")
+        names = ", ".join(self.arguments)
+        if not isinstance(given, dict):
+            raise UsageError(f"give the arguments as an object: {names}")
+        if unknown := sorted(set(given) - set(self.arguments)):
+            raise UsageError(f"{message(', '.join(unknown))}: no such argument; it takes {names}")
         checked: dict[str, Any] = {}
         for name, needed in self.arguments.items():
             schema = _SCHEMAS[name]
@@ -280,7 +282,8 @@ class Tool:
             elif schema["type"] == "integer":
                 least, most = schema["minimum"], schema["maximum"]
                 if type(value) is not int or not least <= value <= most:
-                    raise UsageError(f"{name}: give a number from {least} to {most}")
+                    below = f" to {most}" if most < _MOST_STEPS else ""
+                    raise UsageError(f"{name}: give a number from {least}{below}")
             else:
                 kind, words = _KINDS[schema["type"]]
                 texts = value if isinstance(value, list) else []

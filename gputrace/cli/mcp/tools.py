@@ -32,6 +32,7 @@ _EVIDENCE: Final = 3
 """Most rows of the ledger that a sentence names, and most gaps of one cause."""
 _WORDS: Final = ("message", "advice", "details")
 """Fields of a finding that its sentences tell."""
+_NO_GPU: Final = "No GPU was recorded; `lines` says where the host spends its time."
 _CHANGES: Final = 5
 """Most classes, lines or kernels that a comparison lists."""
 
@@ -89,8 +90,10 @@ def _breakdown(report: Report) -> Iterator[Said]:
         ]
         took = format_ns(row.total_ns / turns)
         whole = f"a step takes {took} (mean of {row.steps})" if row.steps else f"{took} recorded"
-        text = f"{capital(gpu_label(row, report))}: {whole}: {', '.join(parts)}."
-        yield said(text, cite(f"breakdown[{number}]", row))
+        text = ": ".join(filter(None, (capital(gpu_label(row, report)), whole, ", ".join(parts))))
+        yield said(f"{text}.", cite(f"breakdown[{number}]", row))
+    if not report.gpus:
+        yield said(_NO_GPU)
 
 
 def _gaps(report: Report, limit: int = 10) -> Iterator[Said]:
@@ -128,7 +131,7 @@ def _kernels(report: Report, limit: int = 10) -> Iterator[Said]:
     """The kernels that take most time, with launches, durations, and use of the tensor cores."""
     kernels = report.kernels
     if kernels is None:
-        yield said("No kernel ran in the measured part.")
+        yield said("No kernel ran in the measured part." if report.gpus else _NO_GPU)
         return
     for number, use in enumerate(kernels.top[:limit]):
         tensor = {"yes": ", on tensor cores", "no": ", not on tensor cores"}
@@ -193,7 +196,7 @@ def _compare(before: list[str], after: list[str]) -> Iterator[Said]:
 
 def _changes(comparison: Comparison) -> Iterator[Said]:
     """Yield what changed beyond the noise: classes, findings, lines, kernels."""
-    from gputrace.report.comparison import NAMES
+    from gputrace.report.comparison import NAMES, finding_notes
     from gputrace.report.wording import capital, label
 
     pair, unit = comparison.pair, comparison.unit
@@ -211,9 +214,9 @@ def _changes(comparison: Comparison) -> Iterator[Said]:
     kernels = [(at, row) for at, row in enumerate(pair.kernels) if row.changed]
     for at, row in classes:
         yield changed(f"pair.classes[{at}]", NAMES[row.name], row)
-    for at, finding in enumerate(pair.findings):
-        text = f"The finding {finding.id} has {finding.status}: {finding.message}."
-        yield said(text, cite(f"pair.findings[{at}]", finding, "message"))
+    for at, heading, text in finding_notes(comparison):
+        came = cite(f"pair.findings[{at}]", pair.findings[at], "message")
+        yield said(f"{heading.capitalize()}: {text}", came)
     for at, line in enumerate(pair.lines[:_CHANGES]):
         yield changed(f"pair.lines[{at}]", f"the host at {clean(line.line)}", line)
     for at, kernel in kernels[:_CHANGES]:
@@ -400,17 +403,22 @@ def _slow_steps(report: Report, limit: int = 10) -> Iterator[Said]:
 
 
 def _step(
-    trace: list[str], number: int, steps: str | None = None, time: str | None = None
+    trace: list[str],
+    number: int | None = None,
+    steps: str | None = None,
+    time: str | None = None,
 ) -> Iterator[Said]:
-    """Explanation of one step's length: its causes, longest gap and kernels against those of the
-    median step. The addresses are those of the JSON of `analyze --step`.
+    """Explanation of one step's length, else of the slowest: its causes, longest gap and kernels
+    against those of the median step. The addresses are those of the JSON of `analyze --step`.
     """
     import gputrace
     from gputrace.report import Limits
     from gputrace.report.step import document
 
     with gputrace.open(*trace, windows=time is not None) as opened:
-        result = opened.explain_step(number, steps=steps, time=time)
+        result = opened.explain_step(
+            "slowest" if number is None else number, steps=steps, time=time
+        )
     report, first = document(result, Limits()), result.gpus[0]
     parts = [cite(f"gpus[0].parts[{at}]", each) for at, each in enumerate(first.parts)]
     yield said(report.head[0].text, *parts)
