@@ -106,7 +106,7 @@ def test_a_trial_ends_where_it_is_cancelled(agent: Client, tmp_path: Path) -> No
 
 
 def test_what_is_not_agreed_to_is_not_run(agent: Client, tmp_path: Path) -> None:
-    assert "arguments are" in agent.refused("try", command=["rm"], cures=["gc"])
+    assert "no such argument" in agent.refused("try", command=["rm"], cures=["gc"])
     assert "give a list" in agent.refused("try")
     assert "name each change" in agent.refused("try", cures=[])
     assert "did you mean workers?" in agent.refused("try", cures=["worker=8"])
