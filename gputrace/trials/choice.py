@@ -223,6 +223,10 @@ def find_needless(analysis: Analysis, main: str) -> list[str]:
     for row in analysis.ledger:
         if row.cause in _THINNED and row.line is not None:
             charged[row.line] += row.ns
+    # Without a GPU there is no ledger; the findings have the lines.
+    for finding in () if analysis.ledger else analysis.findings:
+        if finding.id in _THINNED and (at := finding.evidence.get("line")):
+            charged[str(at)] += finding.impact_ns
     places, here = Counter[str](), Path.cwd()
     for line, ns in charged.items():
         # A function of another file may be called by the program's.

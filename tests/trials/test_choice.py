@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gputrace.trials.choice import charge, choose, describe
+from gputrace.trials.choice import charge, choose, describe, find_needless
 from gputrace.trials.cures import read_candidates
 
 STEP_NS = 1000
@@ -99,6 +100,22 @@ def test_without_a_gpu_the_phases_of_the_host_are_the_step() -> None:
     anomalies = "skip-anomalies"
     assert anomalies in chosen(analysis(phases=phases), program(has="anomalies"))
     assert anomalies not in chosen(analysis(phases=phases), program()), "it does not look for any"
+
+
+def test_without_a_gpu_findings_have_the_lines_of_what_may_be_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main = tmp_path / "train.py"
+    main.write_text(
+        "def judge(rows):\n    return sum(rows)\n"
+        "for step in range(9):\n    optimizer.step()\n    judge([1, 2])\n"
+    )
+    recording = analysis({"host-work": 300})
+    recording.findings[0].evidence = {"line": "train.py:2 judge"}
+    assert find_needless(recording, str(main)) == ["train.py:5"]
+    recording.findings[0].evidence = {}
+    assert find_needless(recording, str(main)) == []
 
 
 def test_what_the_program_lacks_or_has_already_is_left_out_and_said_in_one_line() -> None:

@@ -563,7 +563,7 @@ def _try(
     for at, row in enumerate(outcome.rows):
         yield said(f"{row.cure}: {format_answer(row)}.", cite(f"rows[{at}]", row))
     for note in outcome.notes:
-        yield said(f"{note}.")
+        yield said(f"{note.rstrip('.')}.")
 
 
 def _apply(call: Call, trial: str) -> Iterator[Said]:
