@@ -202,6 +202,7 @@ def _answer(
         loader=facts.once(find_loaders),
         input_pipelines=facts.once(find_input_pipelines),
         step_phases=facts.step_phases,
+        framework=facts.framework,
         pipelines=facts.by_group(find_pipelines, PIPELINE),
         experts=facts.by_group(find_experts, EXPERT),
         sharded=facts.by_group(find_sharded, SHARDED),

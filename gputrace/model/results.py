@@ -685,6 +685,9 @@ class Analysis(Struct, frozen=True):
     """Modules of the network in order of their tree, by rank; empty where none were recorded."""
     copies: tuple[CopyUse, ...] = ()
     """Copies in the measured steps, by GPU and direction, most time first."""
+    framework: str = ""
+    """``pytorch``, ``tensorflow``, ``jax``, ``mxnet`` or ``chainer``, by names of kernels, steps and
+    waits; empty if unknown."""
 
     def cause_label(self, cause: str, general: str = "") -> str:
         """Return the label of a cause after a more general one, by default its parent's, unless the

@@ -342,3 +342,22 @@ def test_the_table_of_kernels_fits_the_page_and_comes_after_the_findings(
     assert "| volta\\_sgemm\\_128x64\\_nn | gemm | no | 1 | 500 µs |" in report.render("markdown")
     table = report.to_pandas("kernels")
     assert table["total_ns"].sum() == sum(use.total_ns for use in kernels_of(report).top)
+
+
+@pytest.mark.parametrize(
+    ("name", "framework"),
+    [
+        ("void at::native::add<float>", "pytorch"),
+        ("void tensorflow::BiasNHWCKernel<float>", "tensorflow"),
+        ("wrapped_add", "jax"),
+        ("ampere_sgemm_128x64_nn", ""),
+    ],
+)
+def test_kernels_name_the_framework(name: str, framework: str, tmp_path: Path) -> None:
+    """But not those that XLA brings along, in whatever program."""
+    run = Run()
+    for _ in range(10):
+        run.kernel(300 * US, name)
+        run.kernel(10 * US, "void stream_executor::gpu::xla_fp_comparison<Eigen::bfloat16>(float)")
+        run.synchronize()
+    assert analyze(run, tmp_path).framework == framework

@@ -255,7 +255,9 @@ class Facts(Struct, frozen=True, dict=True):
         """Framework, by the kernels' names and by what its hooks recorded; empty if unknown."""
         recorded = self.trace.events([Kind.DATA_WAIT, Kind.STEP], ["name"]).name
         kernels = [gpu.kernels for gpu in self.per_gpu.operations]
-        text = self.trace.names(distinct_ids(np.concatenate([recorded, *kernels]))).values()
+        names = self.trace.names(distinct_ids(np.concatenate([recorded, *kernels]))).values()
+        # XLA's own kernels are in programs of JAX and TensorFlow alike.
+        text = [name for name in names if "stream_executor::" not in name]
         for framework, parts in _FRAMEWORKS:
             if any(part in name for name in text for part in parts):
                 return framework

@@ -100,8 +100,7 @@ def _schema(kind: str, description: str, **limits: int) -> Schema:
 
 _SCHEMAS: Final[dict[str, Schema]] = {
     "trace": {
-        "type": ["string", "array"],
-        "items": {"type": "string"},
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
         "description": "Path of a trace, or of a folder of them; a list is the parts of one run.",
     },
     "before": _schema("string", "Path of a trace, or of the folder of a run's."),

@@ -351,29 +351,31 @@ def _lines(report: Report, limit: int = 8) -> Iterator[Said]:
 
 
 def _cures_for(report: Report, cause: str, described: bool) -> str:
-    """Return the cures that may be tried for a cause, the largest predicted gain first and those
-    for other frameworks than PyTorch last, as a sentence after a space, if any; without those that
-    need several ranks or a GPU where there are none.
+    """Return the cures that may be tried for a cause, the largest predicted gain first, as a
+    sentence after a space, if any; not those for other frameworks, which come last where it is
+    unknown, nor those that need several ranks or a GPU where there are none.
     """
     from gputrace.trials.cures import Candidate, Setting, all_cures, predict
 
     there = {"gpu": report.gpus, "ranks": len({row.rank for row in report.breakdown}) > 1}
     lacks = {word for word, is_there in there.items() if not is_there}
+    mine = "torch" if report.framework in ("pytorch", "") else report.framework
     cures: list[tuple[bool, float, str]] = []
     for cure in all_cures().values():
-        if cause not in cure.findings or lacks.intersection(cure.needs.split()):
+        elsewhere = bool(cure.frameworks) and mine not in cure.frameworks
+        is_for_others = elsewhere and bool(report.framework)
+        if cause not in cure.findings or is_for_others or lacks.intersection(cure.needs.split()):
             continue
         alone = None if cure.value is None else Candidate((Setting(cure, cure.value),))
         predicted = alone and predict(alone, report)
         ratio = predicted.ratio if predicted else 1.0
         about = [cure.what] * described + ["changes numerics"] * cure.numerics
-        elsewhere = bool(cure.frameworks) and "torch" not in cure.frameworks
         if elsewhere:
             about.append(f"for {' or '.join(cure.frameworks)}")
         if described and predicted and ratio < 1:
             bounds = (predicted.ratio, predicted.low or ratio, predicted.high or ratio)
-            now, low, high = (format_ns(each * (report.steps.mean_ns or 0)) for each in bounds)
-            about.append(f"predicted: {now} a step, {low} to {high}")
+            then, low, high = (format_ns(each * (report.steps.mean_ns or 0)) for each in bounds)
+            about.append(f"predicted: {then} a step" + f", {low} to {high}" * (low != high))
         takes, more = f"={cure.takes}" * bool(cure.takes), f" ({'; '.join(about)})"
         cures.append((elsewhere, ratio, f"{cure.id}{takes}{more * bool(about)}"))
     named = [text for *_, text in sorted(cures, key=lambda each: each[:2])]
