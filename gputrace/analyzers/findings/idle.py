@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gputrace.analyzers.cuda_api_calls import NOBODY, Call
 from gputrace.analyzers.findings.copies import is_on, is_pinned, read_copies
+from gputrace.analyzers.findings.data_feeding import find_loaders
 from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.grouping import median
@@ -20,7 +21,7 @@ from gputrace.analyzers.ledger import AT_EDGES
 from gputrace.analyzers.ledger.causes import Host, take_amount
 from gputrace.analyzers.step_phases import read_phases
 from gputrace.model.events import Events, Kind, Memory, distinct_ids, is_among
-from gputrace.model.host import FORWARD, OTHER, Allocator
+from gputrace.model.host import FORWARD, OPTIMIZER, OTHER, Allocator
 from gputrace.model.intervals import EMPTY, Intervals, search, union
 from gputrace.model.results import Evidence, Finding
 from gputrace.units import format_bytes, format_count, format_ns
@@ -38,6 +39,8 @@ _FOREACH: Final = (
     "weights, torch.optim.swa_utils with get_ema_multi_avg_fn), or compile that function; in the "
     "passes, CUDA graphs or torch.compile(mode='reduce-overhead')"
 )
+_FUSE: Final = "update all parameters at once (fused=True, else foreach=True, of the optimizer)"
+_FEWER_BATCHES: Final = "fewer, larger batches a step where memory allows"
 ONE_PROCESS: Final = {
     "pytorch": "one process per GPU: DistributedDataParallel instead of DataParallel; until then, "
     "compute the loss inside the module, on each GPU, so that no output is gathered",
@@ -438,8 +441,14 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     if feeds_several and (facts.trains or facts.mean("communication")):
         # Threads of one process hold each other up.
         advice = ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
-    elif facts.framework == "pytorch" and (line := _line_outside_passes(facts)):
-        advice = _FOREACH.format(line)
+    elif facts.framework == "pytorch":
+        phase, line = _launching_phase(facts)
+        advice = _FOREACH.format(line) if phase == OTHER and line else advice
+        advice = f"{_FUSE}; {advice}" if phase == OPTIMIZER else advice
+    batches = max((each.batches_per_step for each in facts.once(find_loaders)), default=0.0)
+    if facts.trains and batches >= _SEVERAL_BATCHES:
+        details.append(f"each step takes {batches:.0f} batches")
+        advice = f"{_FEWER_BATCHES}; {advice}"
     yield from facts.costly(
         "launch-bound",
         "{gpus} {cost} for the host to launch work",
@@ -449,19 +458,24 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     )
 
 
+_SEVERAL_BATCHES: Final = 2.0
+"""Batches of a step from which their gradients are taken to be accumulated."""
 _UNKNOWN_COST: Final = (
     "the recorder's own part of it is unknown: recordings of 200 steps measure it"
 )
 
 
-def _line_outside_passes(facts: Facts) -> str:
-    """Return the line that launches, if GPUs wait for it mostly outside of a step's phases."""
+def _launching_phase(facts: Facts) -> tuple[str, str]:
+    """Return the phase of a step that has most of the waits for launches, and the line that
+    launches; empty where none has over half of them, or that is unknown.
+    """
     row = facts.at_line("launch-bound")
     if row is None or not (ranks := [of for of in facts.step_phases if of.rank == row.rank]):
-        return ""
+        return "", ""
     waits = {phase.name: phase.launch_ns or 0 for phase in ranks[0].phases}
-    is_outside = waits[FORWARD] > 0 and 2 * waits[OTHER] > sum(waits.values())
-    return row.line if is_outside and row.line is not None else ""
+    most = max(waits, key=lambda name: waits[name])
+    is_known = waits[FORWARD] > 0 and 2 * waits[most] > sum(waits.values())
+    return (most, row.line or "") if is_known else ("", "")
 
 
 def _synchronisations(gpu: GpuShardView, time: Intervals) -> int:

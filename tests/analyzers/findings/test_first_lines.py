@@ -855,14 +855,35 @@ def test_inference_gets_no_advice_on_training(tmp_path: Path, last: str) -> None
     assert [word in advice for word in ("optimizers", "gradient")] == [trains] * 2
 
 
-@pytest.mark.parametrize(("other_ns", "line"), [(900, "ema.py:9 update"), (300, "")])
-def test_a_line_that_launches_is_named_if_most_waits_are_outside_of_the_passes(
-    other_ns: int, line: str
+@pytest.mark.parametrize(
+    ("longest", "ns", "phase"),
+    [("other", 900, "other"), ("optimizer", 900, "optimizer"), ("other", 300, "")],
+)
+def test_the_phase_that_has_most_waits_for_launches_is_known_with_its_line(
+    longest: str, ns: int, phase: str
 ) -> None:
-    waits = {"forward": 200, "backward": 300, "other": other_ns}
+    waits = {"forward": 200, "backward": 300, longest: ns}
     phases = [SimpleNamespace(name=name, launch_ns=ns) for name, ns in waits.items()]
     row = SimpleNamespace(rank=0, line="ema.py:9 update")
     facts: Any = SimpleNamespace(
         at_line=lambda _: row, step_phases=[SimpleNamespace(rank=0, phases=phases)]
     )
-    assert idle._line_outside_passes(facts) == line
+    assert idle._launching_phase(facts) == (phase, "ema.py:9 update" if phase else "")
+
+
+@pytest.mark.parametrize(("batches", "told"), [(16.0, True), (1.0, False)])
+def test_small_batches_whose_gradients_are_accumulated_may_be_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: float, told: bool
+) -> None:
+    loader = SimpleNamespace(batches_per_step=batches)
+    monkeypatch.setattr(idle, "find_loaders", lambda _: (loader,))
+    run = Run()
+    for _ in range(20):
+        for _ in range(40):
+            run.wait(20 * US)
+            run.kernel(10 * US, "void at::native::add")
+        run.optimizer()
+        run.synchronize()
+    launches = finding_of(analyze(run, tmp_path), "launch-bound")
+    assert ("each step takes 16 batches" in launches.details) == told
+    assert launches.advice.startswith("fewer, larger batches a step") == told
