@@ -329,6 +329,7 @@ class TestMemoryImbalance:
         finding = only(analyzed(path, BALANCED, {0: busy(memoryUsed=60_000 * MIB)}))
         assert (finding.id, finding.severity, finding.gpus) == ("memory-imbalance", "low", (0,))
         assert finding.impact_ns == 0
+        assert finding.advice.startswith("give this rank no more of the work than the others have")
 
     def test_weighs_more_where_that_card_is_full(self, path: Path) -> None:
         finding = only(analyzed(path, BALANCED, {0: busy(memoryUsed=140_000 * MIB)}))

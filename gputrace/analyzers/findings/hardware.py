@@ -421,6 +421,11 @@ _MEMORY_ADVICE: Final = {
     "gathers outputs on one GPU",
     "tensorflow": "place variables and the loss on all GPUs (tf.distribute.MirroredStrategy)",
 }
+_OF_ONE_RANK: Final = (
+    "give this rank no more of the work than the others have (layers, samples and their lengths), "
+    "and keep their processes off its GPU (torch.cuda.set_device before anything else, "
+    "map_location when loading)"
+)
 
 
 def pcie_degraded(facts: Facts) -> Iterator[Finding]:
@@ -490,13 +495,17 @@ def memory_imbalance(facts: Facts) -> Iterator[Finding]:
         return
     full = used[fullest] / fullest.memory_bytes if fullest.memory_bytes else 0.0
     part = f" ({full:.0%} of it)" if full else ""
+    advice = _MEMORY_ADVICE.get(facts.framework, "spread the data that only one GPU holds")
+    processes = [lane.gpu.process for lane in facts.working]
+    if facts.framework == "pytorch" and 1 < len(processes) == len(set(processes)):
+        advice = _OF_ONE_RANK
     yield facts.finding(
         "memory-imbalance",
         "medium" if full >= _FULL_MEMORY_PART else "low",
         0,
         f"{named([fullest])} uses {used[fullest] / 2**30:.1f} GiB of memory{part}, the others "
         f"{others / 2**30:.1f} GiB",
-        _MEMORY_ADVICE.get(facts.framework, "spread the data that only one GPU holds"),
+        advice,
         {"used_bytes": used[fullest], "others_bytes": round(others), "share": round(full, 4)},
         of=[fullest],
     )
