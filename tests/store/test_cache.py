@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from gputrace.analyzers.timeline_model import Scene, read_scene
 from gputrace.analyzers.timeline_model.gaps import describe_gap
+from gputrace.model.results import CauseNode
 from gputrace.readers.registry import open_trace
 from gputrace.store import cache
 from gputrace.store.cache import Kept, dump_columns, key_of, load, load_columns, store
@@ -51,6 +53,19 @@ def test_an_entry_comes_back_as_it_was(folder: Path, trace: Path) -> None:
     for column, before in zip(kept.columns, ENTRY.columns, strict=True):
         assert column.dtype == before.dtype
         assert column.tolist() == before.tolist()
+
+
+def test_what_is_still_being_written_is_waited_for(
+    folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*entry: Any) -> None:
+        time.sleep(0.2)
+        store(*entry)
+
+    monkeypatch.setattr(cache, "store", slow)
+    node = CauseNode("data-feeding", "", "waiting for the next batch")
+    cache.ResultCache([trace]).keep(node, "options")
+    assert cache.ResultCache([trace]).find(CauseNode, "options") == node
 
 
 def test_a_file_that_changed_has_no_entry(folder: Path, trace: Path) -> None:
