@@ -686,8 +686,8 @@ class Analysis(Struct, frozen=True):
     copies: tuple[CopyUse, ...] = ()
     """Copies in the measured steps, by GPU and direction, most time first."""
     framework: str = ""
-    """``pytorch``, ``tensorflow``, ``jax``, ``mxnet`` or ``chainer``, by names of kernels, steps and
-    waits; empty if unknown."""
+    """``pytorch``, ``tensorflow``, ``jax``, ``mxnet`` or ``chainer``, by names of kernels, steps
+    and waits; empty if unknown."""
 
     def cause_label(self, cause: str, general: str = "") -> str:
         """Return the label of a cause after a more general one, by default its parent's, unless the
