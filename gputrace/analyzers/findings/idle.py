@@ -444,11 +444,12 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     elif facts.framework == "pytorch":
         phase, line = _launching_phase(facts)
         advice = _FOREACH.format(line) if phase == OTHER and line else advice
-        advice = f"{_FUSE}; {advice}" if phase == OPTIMIZER else advice
+        if phase == OPTIMIZER:
+            advice = f"{_FUSE}; {advice.replace('fused optimizers, ', '')}"
     batches = max((each.batches_per_step for each in facts.once(find_loaders)), default=0.0)
     if facts.trains and batches >= _SEVERAL_BATCHES:
         details.append(f"each step takes {batches:.0f} batches")
-        advice = f"{_FEWER_BATCHES}; {advice}"
+        advice = f"{_FEWER_BATCHES}; {advice.replace('larger batches, ', '')}"
     yield from facts.costly(
         "launch-bound",
         "{gpus} {cost} for the host to launch work",
