@@ -554,8 +554,8 @@ def debugging(facts: Facts) -> Iterator[Finding]:
 
 _AWAITED: Final = {
     ROLLOUT: "generate with cached keys and values (use_cache=True), an engine made for it (vLLM, "
-    "SGLang), in larger batches, and without the slowest few answers; or roll out while the last "
-    "batch is learned from",
+    "SGLang), in larger batches, and without the slowest few answers; act in more environments at "
+    "once, a small policy on the CPU; or roll out while the last batch is learned from",
     REWARD: "score answers in parallel, in processes of their own, or while others are "
     "generated; cache what was scored before; limit the time of a verifier",
     REFERENCE: "score in larger batches, together with the old policy's; leave out the "
