@@ -170,6 +170,55 @@ class TestValidation:
         twice = replace(plan, validation_after=(7, 15))
         assert finding_of(run(tmp_path, twice)[1], "validation-downtime").severity == "high"
 
+    @pytest.mark.parametrize(("every", "told"), [(4, "rollouts"), (40, "validation takes")])
+    def test_what_lasts_longer_than_a_few_updates_may_be_rollouts(
+        self, every: int, told: str, tmp_path: Path
+    ) -> None:
+        run = Run()
+        for step in range(4 * every):
+            if step and not step % every:
+                for _act in range(every * 2):
+                    run.kernels(40, "gemm_forward", 30 * US)
+                    run.synchronize()
+                    run.wait(MS)
+            run.input_copy()
+            run.model()
+            run.optimizer()
+            run.synchronize()
+        report = analyze(run, tmp_path)
+        assert [phase.step for phase in of(report, "validation")] == [
+            every * turn - 1 for turn in (1, 2, 3)
+        ]
+        found = finding_of(report, "validation-downtime")
+        assert told in found.message
+        assert ("annotate('rollout')" in found.advice) is (told == "rollouts")
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels", "validations"),
+    [
+        ("vectorized_elementwise_kernel", 30, []),
+        ("gemm_forward", 30, [3, 7, 11, 15, 19]),
+        ("vectorized_elementwise_kernel", 120, [3, 7, 11, 15, 19]),
+    ],
+)
+def test_averages_of_weights_are_a_part_of_the_next_step(
+    name: str, kernels: int, validations: list[int], tmp_path: Path
+) -> None:
+    """Every few steps, by kernels that multiply nothing, and in less time than a step."""
+    run = Run()
+    for step in range(24):
+        run.input_copy()
+        run.model()
+        run.optimizer()
+        run.synchronize()
+        if step % 4 == 3:
+            run.kernels(kernels, name, 25 * US)
+            run.synchronize()
+    report = analyze(run, tmp_path)
+    assert_training(report, 24)
+    assert [phase.step for phase in of(report, "validation") if phase.step < 20] == validations
+
 
 @pytest.mark.parametrize("compiled", [0.8, 0.2])
 def test_kernels_that_run_while_the_host_compiles_are_no_validation(

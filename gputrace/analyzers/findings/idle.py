@@ -17,6 +17,7 @@ from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_state import measure_allocators, read_counters
+from gputrace.analyzers.kernel_names import family_of
 from gputrace.analyzers.ledger import AT_EDGES
 from gputrace.analyzers.ledger.causes import Host, take_amount
 from gputrace.analyzers.step_phases import read_phases
@@ -74,7 +75,8 @@ def claim_autotune(host: Host) -> Intervals:
     if calls is None or not len(starts):
         return EMPTY
     names = host.view.trace.names(distinct_ids(host.view.operations.events.name)).values()
-    if not any(re.search(_CUDNN, name) for name in names):
+    # Attention by cuDNN is not searched for.
+    if not any(re.search(_CUDNN, name) and family_of(name) != "attention" for name in names):
         return EMPTY
     begins, finishes = [], []
     counts = {Call.ALLOC: np.zeros(len(starts)), Call.SYNC: np.zeros(len(starts))}
@@ -433,8 +435,10 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     if facts.infers:
         advice = advice.replace("fused optimizers, ", "")
     waits = facts.mean_over_gpus(_synchronisations)
-    if waits >= _MANY_SYNCHRONISATIONS:
-        details.append(f"the host synchronises {waits:,} times a step, and launches nothing ahead")
+    # Without steps, those of start-up count, too: each copy of the weights is one.
+    if facts.measured and waits >= _MANY_SYNCHRONISATIONS:
+        often = f"the host synchronises {waits:,} times in {facts.per}"
+        details.append(f"{often}, and launches nothing ahead")
         advice += f"; {_RUN_AHEAD.get(facts.framework, _RUN_AHEAD['training'])}".format(pinned="")
     processes = [lane.gpu.process for lane in facts.working]
     feeds_several = len(processes) > len(set(processes))

@@ -17,12 +17,14 @@ from gputrace.analyzers.findings.facts import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.host_threads import wait_between_passes
 from gputrace.analyzers.findings.host_work import save_aside
 from gputrace.analyzers.gpu_shards import GpuShardView
+from gputrace.analyzers.grouping import median
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.ledger import lost_time
 from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.python_samples import SampledLine, host_is_at
 from gputrace.analyzers.run_phases import WARMUP_CAUSES, find_start_up
 from gputrace.analyzers.step_phases import read_phases
+from gputrace.analyzers.steps.rollouts import FEWEST_TURNS, MOST_UPDATES
 from gputrace.model.attempts import attempts_of
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.host import CHECKPOINT
@@ -418,6 +420,10 @@ class _Times(Struct, frozen=True, dict=True):
     """Line at which most samples met the host while it launched them."""
 
 
+_ROLLED_PART: Final = 0.5
+"""Part of the run from which what lies between a few updates may be their rollouts, too."""
+
+
 def validation_downtime(facts: Facts) -> Iterator[Finding]:
     """Ranks wait while others validate, or the GPUs idle in validation, for 1 % of the run after
     warm-up (`low`); at most `medium` for a single validation.
@@ -439,12 +445,20 @@ def validation_downtime(facts: Facts) -> Iterator[Finding]:
     if not times.waits:
         advice = "feed validation like training: persistent workers, larger batches; or validate "
         advice += "less often"
+    what, advised = "validation takes", ""
+    often = len(times.steps) >= FEWEST_TURNS and median(np.diff(times.steps)) <= MOST_UPDATES
+    if often and times.total_ns > _ROLLED_PART * run and not times.waits:
+        what, advised = (
+            "validation or rollouts take",
+            "if it rolls out, name it, and record again: ",
+        )
+        advised += "with gputrace.annotate('rollout'); else "
     yield facts.finding(
         "validation-downtime",
         _phase_severity(share, times),
         lost // _steps(facts),
-        f"validation takes {_of_run(times, run)}",
-        advice,
+        f"{what} {_of_run(times, run)}",
+        advised + advice,
         _evidence(times, run, lost),
         [
             _when(facts, times),

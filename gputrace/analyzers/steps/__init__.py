@@ -20,6 +20,7 @@ from gputrace.analyzers.steps.inferred import (
     inputs_alone,
     inputs_of_steps,
     until_written,
+    with_averages,
 )
 from gputrace.analyzers.steps.kinds import find_turns, settle_kind
 from gputrace.analyzers.steps.marks import Marks, choose_marks, read_marks, read_passes
@@ -78,9 +79,11 @@ def steps_by_rank(
         these = [gpus[index] for index in indices[rank]]
         windows = _of_rank(trace, these, marks, calls, ranges)
         if windows is not None:
-            windows = settle_kind(trace, max(these, key=len), windows, ranges)
+            most = max(these, key=len)
+            windows = settle_kind(trace, most, windows, ranges)
             process = these[0].gpu.process
             windows = with_compilation(trace, until_written(trace, windows, process), process)
+            windows = with_averages(trace, most, windows)
             whole = within(windows, these[0].recorded)
             if stretches:  # Recording the nodes of CUDA graphs, on any rank, makes steps longer.
                 longer = nodes.within(whole.start, whole.end) > 0

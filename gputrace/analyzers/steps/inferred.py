@@ -14,7 +14,7 @@ from gputrace.analyzers.grouping import median
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of, is_optimizer
 from gputrace.analyzers.operations import GpuOperations, OperationClass
 from gputrace.analyzers.steps.rollouts import begin_turns, generates
-from gputrace.analyzers.steps.windows import Interlude, StepWindows
+from gputrace.analyzers.steps.windows import Interlude, StepWindows, without_validation
 from gputrace.model.events import Kind, distinct_ids, is_among, number_ids
 from gputrace.model.intervals import Intervals, Times
 from gputrace.model.options import Window
@@ -580,6 +580,37 @@ def part_interludes(
             continue
         interludes += _split(operations, step, rows, int(ends[step]), int(starts[step + 1]))
     return np.append(np.where(foreign, ends[:-1], starts[1:]), ends[-1]), tuple(interludes)
+
+
+_PLAIN: Final = ("elementwise", "reduction", "layout", "normalisation", "optimizer")
+"""Families of kernels that are no pass of a network by themselves."""
+
+
+def with_averages(trace: Trace, operations: GpuOperations, windows: StepWindows) -> StepWindows:
+    """Return the windows without validation shorter than a step whose kernels multiply nothing: an
+    average of the weights, or a norm of them, every few steps is a part of the next step.
+    """
+    if not any(interlude.phase == "validation" for interlude in windows.interludes):
+        return windows
+    text = trace.names(operations.kernel_names)
+    plain = [id for id, name in text.items() if family_of(name) in _PLAIN]
+    kinds = operations.events.kind
+    computing = np.flatnonzero(operations.classes == OperationClass.COMPUTE)
+    passes = computing[
+        ~(is_among(operations.events.name[computing], plain) & (kinds[computing] == Kind.KERNEL))
+    ]
+    usual = median(windows.lengths)
+
+    def averages(interlude: Interlude) -> bool:
+        if interlude.end - interlude.start > usual:
+            return False
+        ran, passed = (
+            np.diff(np.searchsorted(operations.start[rows], (interlude.start, interlude.end)))[0]
+            for rows in (computing, passes)
+        )
+        return bool(ran and not passed)
+
+    return without_validation(windows, averages)
 
 
 def _computed(operations: GpuOperations, rows: slice) -> set[int]:

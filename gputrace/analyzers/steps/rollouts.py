@@ -65,8 +65,8 @@ _PHASES: Final = {
     )
 }
 """Words in the ranges of a phase, the first of which to match counts; no phase has no name."""
-_FEWEST_TURNS: Final = 3
-_MOST_UPDATES: Final = 32
+FEWEST_TURNS: Final = 3
+MOST_UPDATES: Final = 32
 """Turns to be sure of, and updates a turn: programs that train may generate now and then, too."""
 
 
@@ -159,6 +159,6 @@ def begin_turns(rolled: Mask) -> Mask | None:
     too few do for generation to be a part of the loop.
     """
     first = np.flatnonzero(rolled)
-    if len(first) < _FEWEST_TURNS or median(np.diff(first)) > _MOST_UPDATES:
+    if len(first) < FEWEST_TURNS or median(np.diff(first)) > MOST_UPDATES:
         return None
     return rolled

@@ -4,7 +4,7 @@ and the time between steps that the host shows: validation, and what else lies b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import reduce
 from typing import Any, Final
 
@@ -104,15 +104,23 @@ def with_compilation(trace: Trace, windows: StepWindows, process: int) -> StepWi
     """Return the windows without validation in which the process mostly compiles: what runs then
     are kernels that a compiler tries, for the step that begins with it.
     """
-    tried = [i for i in windows.interludes if i.phase == "validation"]
-    if not tried or Kind.COMPILATION not in trace.kinds:
+    if Kind.COMPILATION not in trace.kinds:
         return windows
     events = trace.events([Kind.COMPILATION], ("start", "end", "process"))
     compiled = times_by_process(events).get(process, EMPTY)
+    return without_validation(
+        windows,
+        lambda i: compiled.clip(i.start, i.end).total > _COMPILED_PART * (i.end - i.start),
+    )
+
+
+def without_validation(
+    windows: StepWindows, is_false: Callable[[Interlude], bool | np.bool_]
+) -> StepWindows:
+    """Return the windows with what is falsely taken for validation in the steps that follow it."""
     starts = windows.start.copy()
-    for interlude in tried:
-        time = compiled.clip(interlude.start, interlude.end).total
-        if time > _COMPILED_PART * (interlude.end - interlude.start):
+    for interlude in windows.interludes:
+        if interlude.phase == "validation" and is_false(interlude):
             starts[interlude.after + 1] = interlude.start
     kept = tuple(i for i in windows.interludes if i.start < starts[i.after + 1])
     return replace(windows, start=starts, interludes=kept)

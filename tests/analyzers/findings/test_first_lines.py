@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gputrace
@@ -151,8 +152,23 @@ def test_a_slow_host_is_told_how_often_it_waits(tmp_path: Path) -> None:
             run.synchronize()
         run.optimizer()
     found = finding_of(analyze(run, tmp_path), "launch-bound")
-    assert "synchronises 60 times a step" in " ".join(found.details)
+    assert "synchronises 60 times in each step" in " ".join(found.details)
     assert "run ahead" in found.advice
+
+
+def test_where_there_are_no_steps_it_is_not_told_how_often_the_host_waits(tmp_path: Path) -> None:
+    """Most of the time it waited for copies of the weights, before the loop."""
+    run, kernels = Run(), np.random.default_rng(1)
+    for _ in range(80):
+        run.input_copy(4_000 + int(kernels.integers(1_000_000)), 2 * US)
+        run.synchronize()
+    for _ in range(2_000):
+        run.kernel(US, f"small_{kernels.integers(400)}")
+    report = analyze(run, tmp_path)
+    assert report.steps.kind == "none"
+    found = finding_of(report, "launch-bound")
+    assert "synchronises" not in " ".join(found.details)
+    assert "run ahead" not in found.advice
 
 
 def test_launches_before_a_wait_are_not_its_doing(tmp_path: Path) -> None:

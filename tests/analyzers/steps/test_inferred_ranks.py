@@ -130,8 +130,11 @@ class TestSearchingAlgorithms:
         assert_training(report, 12)
         assert "autotune-repeated" not in ids(report)
 
-    def test_kernels_that_convert_are_no_convolutions(self, tmp_path: Path) -> None:
-        report = analyze(convolutions(name="convert_gemm"), tmp_path)
+    @pytest.mark.parametrize("name", ["convert_gemm", "cudnn_generated_sdpa_flash_fprop"])
+    def test_neither_kernels_that_convert_nor_attention_are_convolutions(
+        self, name: str, tmp_path: Path
+    ) -> None:
+        report = analyze(convolutions(name=name), tmp_path)
         assert_training(report, 12)
         assert ids(report)[0] == "alloc-stall"
         assert "autotune-repeated" not in ids(report)
