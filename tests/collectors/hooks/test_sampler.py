@@ -164,6 +164,41 @@ def test_steps_are_sampled_without_being_asked(
     assert len(lines) < 30
 
 
+CUDA: Final = """
+_queued = []
+def _lazy_call(call): _queued.append(call)
+def init():
+    for call in _queued: call()
+"""
+INFERS: Final = """
+import sys, time
+import torch.cuda
+def prepare():
+    time.sleep(0.2)
+def infer():
+    for _ in range(30): time.sleep(0.02)
+prepare()
+if "cuda" in sys.argv: torch.cuda.init()
+infer()
+"""
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_program_that_only_infers_is_sampled_once_it_uses_cuda(
+    tmp_path: Path, device: str
+) -> None:
+    (tmp_path / "torch" / "cuda").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "cuda" / "__init__.py").write_text(CUDA)
+    (tmp_path / "infer.py").write_text(INFERS)
+    trace, program = tmp_path / "t.sqlite", tmp_path / "infer.py"
+    words = ["record", "-o", str(trace), "--no-nvml", "--backend", "host"]
+    command.gputrace(*words, "--", sys.executable, str(program), device)
+    lines = Counter(line.rsplit(" ", 1)[-1] for _, line, _ in samples(trace))
+    assert not lines["prepare"]
+    assert (lines["infer"] > 3) is (device == "cuda")
+
+
 def test_a_long_call_has_all_the_samples_of_its_time(tmp_path: Path) -> None:
     found = record(tmp_path, "import time\ntime.sleep(0.5)\nsorted(map(str, range(2000)))\n")
     assert 10 < found.lines["train.py:2 <module>"] < 120

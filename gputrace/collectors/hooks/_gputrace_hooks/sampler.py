@@ -1,9 +1,9 @@
 """Sampler of the line that the program's main thread is at.
 
 On where GPUTRACE_PYTHON names the library of the clock, native/ticker, which says how it is that
-``_look`` runs on the main thread; less often, and from when the process writes its first events,
-where GPUTRACE_LINES does. A sample names the line that the program's own code has come to, and the
-innermost line of all, in a library mostly: file, number, function; no values.
+``_look`` runs on the main thread; less often where GPUTRACE_LINES does, from when the process
+writes its first events or torch uses CUDA. A sample names the line that the program's own code has
+come to, and the innermost line of all, in a library mostly: file, number, function; no values.
 
 The clock is a thread, which a program should not notice: it runs no Python, no signal reaches it,
 and it is gone while the process forks, so that nothing warns of a thread. A child gets one of its
@@ -76,7 +76,7 @@ def install(path: str) -> None:
         if not _get_ready(path, _PERIOD):
             note("this Python cannot be sampled")
             return
-        recorder.on_worker.append(_wake_up)
+        recorder.on_worker.append(wake_up)
         _start()
     except Exception:
         recorder.note_failure("starting to sample")
@@ -108,7 +108,7 @@ def _get_ready(path: str, period: int) -> bool:
         return False
     _clock = ctypes.CDLL(path)
     recorder.on_fork.append(_in_forked_child)
-    recorder.on_write.append(_wake_up)
+    recorder.on_write.append(wake_up)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=_hold, after_in_parent=_let_go)
     atexit.register(_hold)
@@ -194,7 +194,8 @@ def _in_forked_child() -> None:
     del _held[:]
 
 
-def _wake_up() -> None:
+def wake_up() -> None:
+    """Sample from now on, in a process that has done nothing yet."""
     global _asleep
     if _asleep and not _held:
         _asleep = False

@@ -13,7 +13,7 @@ from functools import wraps
 from types import CodeType, ModuleType
 from typing import Any
 
-from .. import control, steps
+from .. import control, sampler, steps
 from ..host_file import time_ns
 from ..load import counter
 from ..recorder import PHASE, record, record_for_good, word
@@ -291,6 +291,15 @@ def cupti_monitor(module: Any) -> None:
         makes_way(monitor, "start", "stop", "torch's CUPTI monitor")
 
 
+def cuda(module: Any) -> None:
+    """Sample lines from when torch first uses CUDA: a program that only infers records nothing
+    else. An armed program samples in its windows alone.
+    """
+    call_later = getattr(module, "_lazy_call", None)
+    if call_later is not None and "GPUTRACE_ARM" not in os.environ:
+        call_later(sampler.wake_up)
+
+
 # In the package that imports it too, whichever comes first.
 _clipping = phases("", clip_grad_norm_="gradient clipping")
 
@@ -301,6 +310,7 @@ PATCHES = [
     ("torch.autograd", phases("", backward="backward")),
     ("torch.autograd.anomaly_mode", anomaly_mode),
     ("torch.autograd.profiler", profiler),
+    ("torch.cuda", cuda),
     ("torch.cuda.amp.grad_scaler", grad_scaler),
     ("torch.cuda.graphs", captures),
     ("torch.distributed.distributed_c10d", collectives),
