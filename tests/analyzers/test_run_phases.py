@@ -217,7 +217,8 @@ def test_averages_of_weights_are_a_part_of_the_next_step(
             run.synchronize()
     report = analyze(run, tmp_path)
     assert_training(report, 24)
-    assert [phase.step for phase in of(report, "validation") if phase.step < 20] == validations
+    found = [phase.step for phase in of(report, "validation")]
+    assert found[:5] == validations
 
 
 @pytest.mark.parametrize("compiled", [0.8, 0.2])
