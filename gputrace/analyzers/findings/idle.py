@@ -427,8 +427,9 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     if kernels and kernels.launches.tiny_count >= _TINY_KERNELS_SHARE * kernels.count:
         share, limit = kernels.launches.tiny_count / kernels.count, kernels.launches.tiny_limit_ns
         details.append(f"{share:.0%} of the kernels take less than {format_ns(limit)}")
-    if facts.all_steps.cost is None and facts.trains and facts.trace.source == "gputrace":
-        details.append(_UNKNOWN_COST)
+    if facts.all_steps.cost is None and facts.trace.source == "gputrace":
+        known_by = "recordings of 200 steps measure it" if facts.trains else _BY_PACE
+        details.append(f"the recorder's own part of it is unknown: {known_by}")
     advice = _LAUNCH_LESS.get(
         facts.framework, "launch less often and sooner: CUDA graphs, fused kernels, larger batches"
     )
@@ -465,9 +466,8 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
 
 _SEVERAL_BATCHES: Final = 2.0
 """Batches of a step from which their gradients are taken to be accumulated."""
-_UNKNOWN_COST: Final = (
-    "the recorder's own part of it is unknown: recordings of 200 steps measure it"
-)
+_BY_PACE: Final = "compare the program's own pace with and without it"
+"""How to know what recording costs where no steps of training are left out to measure it."""
 
 
 def _launching_phase(facts: Facts) -> tuple[str, str]:
