@@ -202,7 +202,7 @@ class _Matching:
         log, events, operations = self._log, self._log.events, self._operations
         issued = np.full(len(rows), NOBODY, np.int64)
         if calls is not None:
-            issued = calls.issued_by(self._kernels, rows).astype(np.int64)
+            issued = calls.issued_by(self._kernels, rows)
         used = np.zeros(len(events), bool)
         launched = np.flatnonzero(issued != NOBODY)
         threads = calls.thread[issued[launched]] if calls is not None else np.empty(0, np.int32)

@@ -140,17 +140,17 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
 
     def issued_by(
         self, operations: Events, rows: slice | NDArray[Any] = slice(None)
-    ) -> NDArray[np.int32]:
+    ) -> NDArray[np.intp]:
         """Return the call that issued each operation, or each of some rows of them, or `NOBODY`, by
-        process and correlation.
+        process and correlation. Numpy gathers by these in a third of the time of smaller integers.
         """
         processes, correlations = operations.process[rows], operations.correlation[rows]
-        issued = np.full(len(processes), NOBODY, np.int32)
+        issued = np.full(len(processes), NOBODY, np.intp)
         present = distinct_ids(processes).tolist()
         for process in self._by_correlation.keys() & present:
             calls = self._by_correlation[process]
             if len(present) == 1:
-                return calls.rows(correlations)
+                return calls.rows(correlations).astype(np.intp)
             mine = np.flatnonzero(processes == process)
             issued[mine] = calls.rows(correlations[mine])
         return issued
@@ -183,7 +183,7 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
             return np.ones(len(starts), np.bool_)
         return lie_in(starts, ends, self._recorded[process])
 
-    def ranges_around(self, rows: NDArray[np.int32], ranges: Events) -> NDArray[np.int64]:
+    def ranges_around(self, rows: NDArray[np.intp], ranges: Events) -> NDArray[np.int64]:
         """Return the range in which each of some calls began, or `NOBODY`.
 
         Args:

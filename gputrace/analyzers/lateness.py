@@ -317,27 +317,23 @@ def find_slack(view: GpuShardView, steps: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def _blocked(
-    operations: GpuOperations, calls: CudaApiCalls, waiting: Mask, issued_by: NDArray[np.int32]
+    operations: GpuOperations, calls: CudaApiCalls, waiting: Mask, issued_by: NDArray[np.intp]
 ) -> Intervals:
     """Return when a thread that feeds the GPU was blocked by the GPU."""
     has_call = issued_by != NOBODY
     known = slice(None) if has_call.all() else has_call
     issue = issued_by[known]
+    called, returned = calls.start.take(issue), calls.end.take(issue)
     # A mask of operations that blocked their call: finished copies, and full queues. The operations
     # are in order of start.
-    called = calls.start[issue]
-    done = is_among(operations.events.kind[known], _WITH_HOST) & (
-        calls.end[issue] >= operations.end[known]
-    )
-    order = np.argsort(called, kind="stable")
+    held = is_among(operations.events.kind[known], _WITH_HOST) & (returned >= operations.end[known])
     # The queue is full where, of the operations called before,
     # the last `_FULL_QUEUE` had not started.
-    late = order[_FULL_QUEUE + 1 :]
-    held: Mask = done
-    held[late] |= operations.start[known][: len(late)] >= called[late]
-    usual = int(median(calls.end[issue] - calls.start[issue])) if len(issue) else 0
-    spans = [(calls.start[issue[held]] + usual, calls.end[issue[held]])]
-    for thread in distinct_ids(calls.thread[issue]).tolist():
+    late = np.argsort(called, kind="stable")[_FULL_QUEUE + 1 :]
+    held[late[operations.start[known][: len(late)] >= called.take(late)]] = True
+    usual = int(median(returned - called)) if len(issue) else 0
+    spans = [(called[held] + usual, returned[held])]
+    for thread in distinct_ids(calls.thread.take(issue)).tolist():
         rows = slice(int(calls.first[thread]), int(calls.first[thread + 1]))
         spans.append((calls.start[rows][waiting[rows]], calls.end[rows][waiting[rows]]))
     starts, ends = (np.concatenate(column) for column in zip(*spans, strict=True))

@@ -23,7 +23,6 @@ from gputrace.analyzers.grouping import (
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.model.events import (
-    Column,
     Kind,
     Mask,
     distinct_ids,
@@ -350,12 +349,17 @@ def _sum_up(view: GpuShardView, windows: Intervals, numbers: Mapping[int, int]) 
     operations, kinds = view.operations, view.operations.events.kind
     lengths = operations.end - operations.start
     rows, sort = compared(operations, windows, numbers)
-    amount = _sums(sort, np.where(sort < 0, operations.events.bytes[rows], 1))
+    ids, number = number_ids(sort)
+    amounts = np.where(sort < 0, operations.events.bytes[rows], 1)
     talks = (kinds == Kind.KERNEL) & (operations.classes == OperationClass.COMMUNICATION)
     talking = np.flatnonzero(talks)
     talking = talking[windows.contains(operations.start[talking])]
     from_host = lengths[kinds == Kind.COPY_H2D]
-    return amount, _sums(sort, lengths[rows]), int(lengths[talking].sum()), int(from_host.sum())
+    totals = np.zeros((2, len(ids)), np.int64)
+    for total, each in zip(totals, (amounts, lengths[rows]), strict=True):
+        np.add.at(total, number, each)
+    amount, ns = (dict(zip(ids.tolist(), total.tolist(), strict=True)) for total in totals)
+    return amount, ns, int(lengths[talking].sum()), int(from_host.sum())
 
 
 def compared(
@@ -369,13 +373,6 @@ def compared(
     ids, inverse = number_ids(operations.events.name[rows])
     known = np.array([numbers.get(id, 0) for id in ids.tolist()], np.int64)
     return rows, np.where(copies[rows], -1 - kinds[rows].astype(np.int64), known.take(inverse))
-
-
-def _sums(keys: Column, values: Column) -> dict[int, int]:
-    distinct, where = number_ids(keys)
-    sums = np.zeros(len(distinct), np.int64)
-    np.add.at(sums, where, values)
-    return dict(zip(distinct.tolist(), sums.tolist(), strict=True))
 
 
 _MOST_KERNELS: Final = 40_000

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -135,7 +136,7 @@ def time_by_part(facts: Facts, rank: int, steps: Sequence[Step]) -> dict[str, Ti
     far as it is known, and what is left as ``host``.
     """
     if steps[0].gpu is not None:
-        known = {name: [getattr(step, f"{name}_ns") for step in steps] for name in CLASSES}
+        known = {name: [*map(attrgetter(f"{name}_ns"), steps)] for name in CLASSES}
         return {name: np.array(ns, np.int64) for name, ns in known.items() if None not in ns}
     starts, ends = edges_of(steps)
     waited = np.array([step.host_data_ns or 0 for step in steps], np.int64)

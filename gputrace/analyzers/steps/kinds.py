@@ -237,9 +237,7 @@ def _are_layers(
     return bool(np.bincount(place, minlength=1).max() >= _SHOWING_PART * len(by))
 
 
-def _calls_of_networks(
-    trace: Trace, calls: CudaApiCalls, by: NDArray[np.int32]
-) -> NDArray[np.intp]:
+def _calls_of_networks(trace: Trace, calls: CudaApiCalls, by: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return the number of the network's call in which each CUDA call was made that was in one.
 
     Stretches within modules follow one another without a pause until the network returns.

@@ -16,7 +16,7 @@ from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.whatif.graph import Graph, Held, before_on, order_items
 from gputrace.analyzers.whatif.step_rows import LONG_AGO, NONE, Index, Items, Rows, make_items
 from gputrace.model.events import Column, Kind, Mask, Memory, distinct_ids, is_among, number_ids
-from gputrace.model.intervals import EMPTY, Intervals, Times
+from gputrace.model.intervals import EMPTY, Intervals, Times, search
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
@@ -331,7 +331,7 @@ class _Lane(Struct, frozen=True):
 
     def waiting(self, since: Times) -> Times:
         """Return the number of queued launches at the time given for each launch."""
-        gone = np.searchsorted(self.started, since[self.rows], "right")
+        gone = search(self.started, since[self.rows], "right")
         return np.arange(1, len(self.rows) + 1) - gone
 
     def blocked(self, long: Mask, since: Times, until: Times, full: float) -> tuple[Index, Index]:
@@ -347,7 +347,7 @@ class _Lane(Struct, frozen=True):
         """
         unseen = since[self.rows] < self.started[:1]
         blocked = long[self.rows] & (unseen | (self.waiting(since) >= full))
-        freed = np.searchsorted(self.started, until[self.rows], "right") - 1
+        freed = search(self.started, until[self.rows], "right") - 1
         blocked &= (freed >= 0) & (self.started[freed] > since[self.rows])
         return self.rows[blocked], self.by_start[freed[blocked]]
 

@@ -17,7 +17,7 @@ from gputrace.analyzers.parallelism import SHARDED, Groups
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import GPU_KINDS, Events, distinct_ids, is_among, number_ids
-from gputrace.model.intervals import Times
+from gputrace.model.intervals import Times, search
 from gputrace.model.options import Window
 from gputrace.model.results import Step
 from gputrace.model.struct import Struct
@@ -169,7 +169,7 @@ def read_rows(groups: Groups, calls: CudaApiCalls, all_steps: FoundSteps, steps:
     rows = np.flatnonzero(step >= 0)
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     events = events.select(rows)
-    issued = calls.issued_by(events).astype(np.int64)
+    issued = calls.issued_by(events)
     # A call that starts after its operation did not issue it.
     wrong = (issued != NOBODY) & (calls.start[issued] > events.start)
     issued[wrong | (calls.sort[issued] == Call.SYNC)] = NOBODY
@@ -202,7 +202,7 @@ def find_instances(
         mine = mine[np.argsort(collectives.start[mine], kind="stable")]
         starts, start = collectives.start[mine], events.start[rows]
         # Of several that start at a time, the last one of the same id.
-        at = np.searchsorted(starts, start, "right") - 1
+        at = search(starts, start, "right") - 1
         sought = np.flatnonzero((at >= 0) & (starts[at] == start))
         while len(sought):
             known, row = mine[at[sought]], rows[sought]
@@ -294,7 +294,7 @@ def _outermost(calls: CudaApiCalls, kept: Index, issued: Index) -> tuple[Index, 
     reach = np.maximum.accumulate(calls.end[kept] + apart)
     inside = np.concatenate([[False], (calls.start[kept] + apart)[1:] < reach[:-1]])
     index = np.cumsum(~inside) - 1
-    position = np.minimum(np.searchsorted(kept, issued), len(kept) - 1)
+    position = np.minimum(search(kept, issued), len(kept) - 1)
     return kept[~inside], np.where(issued >= 0, index[position], NONE)
 
 
