@@ -105,6 +105,24 @@ def test_functions_have_samples_by_the_time_they_take(tmp_path: Path, version: s
     assert shares == pytest.approx(told, abs=0.2)
 
 
+@pytest.mark.parametrize("version", PYTHONS)
+def test_a_program_whose_exit_handlers_take_long_ends_as_without(
+    tmp_path: Path, version: str
+) -> None:
+    found = record(
+        tmp_path,
+        "import atexit, time\n"
+        "def work():\n"
+        "    end = time.perf_counter() + 0.3\n"
+        "    while time.perf_counter() < end: pass\n"
+        "atexit.register(work)\n"
+        "work()\n",
+        python=find_python(version),
+    )
+    assert own_messages(found.ran.err) == []
+    assert found.rows
+
+
 def test_a_sample_has_the_users_line_and_the_innermost_one(tmp_path: Path) -> None:
     found = record(
         tmp_path,

@@ -60,6 +60,9 @@ _used: "dict[int, int]" = {}
 
 # A fork counts threads after what is to be called after it.
 _COUNTS_LATE = sys.version_info >= (3, 12)
+# Once it has waited for threads, and before its exit handlers, it refuses pending calls: with a
+# message, or a crash, in the clock's thread.
+_REFUSES_AT_EXIT = sys.version_info[:2] == (3, 8)
 
 _clock: "ctypes.CDLL | None" = None
 _clock_with_lock: "ctypes.PyDLL | None" = None
@@ -112,7 +115,21 @@ def _get_ready(path: str, period: int) -> bool:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=_hold, after_in_parent=_let_go)
     atexit.register(_hold)
+    if _REFUSES_AT_EXIT:
+        _hold_before_exit()
     return True
+
+
+def _hold_before_exit() -> None:
+    import threading
+
+    shut_down = threading._shutdown  # type: ignore[attr-defined]
+
+    def hold_and_shut_down() -> None:
+        _hold()
+        shut_down()
+
+    threading._shutdown = hold_and_shut_down  # type: ignore[attr-defined]
 
 
 def _prepare(clock: "ctypes.PyDLL", period: int) -> bool:
