@@ -245,10 +245,8 @@ def _has_loader(facts: Facts) -> bool:
     """Return False only where a recorder of the host that names each batch of a DataLoader, as
     PyTorch's profiler and gputrace's hooks do, recorded none.
     """
-    trace = facts.trace
-    of_host = set[Kind]()
-    for source in trace.source.split("+"):
-        of_host |= _OF_HOST.get(source, of_host)
+    trace, nothing = facts.trace, frozenset[Kind]()
+    of_host = nothing.union(*(_OF_HOST.get(each, nothing) for each in trace.source.split("+")))
     return not of_host & trace.kinds or any(map(len, read_evidence(trace).data.values()))
 
 

@@ -428,7 +428,9 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
         share, limit = kernels.launches.tiny_count / kernels.count, kernels.launches.tiny_limit_ns
         details.append(f"{share:.0%} of the kernels take less than {format_ns(limit)}")
     if facts.all_steps.cost is None and facts.trace.source == "gputrace":
-        known_by = "recordings of 200 steps measure it" if facts.trains else _BY_PACE
+        has_stretches = facts.trains and facts.framework not in ("jax", "tensorflow")
+        has_stretches = has_stretches and Kind.GRAPH not in facts.trace.kinds
+        known_by = _BY_STRETCHES if has_stretches else _BY_PACE
         details.append(f"the recorder's own part of it is unknown: {known_by}")
     advice = _LAUNCH_LESS.get(
         facts.framework, "launch less often and sooner: CUDA graphs, fused kernels, larger batches"
@@ -466,8 +468,10 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
 
 _SEVERAL_BATCHES: Final = 2.0
 """Batches of a step from which their gradients are taken to be accumulated."""
+_BY_STRETCHES: Final = "recordings of 200 steps, without a window, measure it"
 _BY_PACE: Final = "compare the program's own pace with and without it"
-"""How to know what recording costs where no steps of training are left out to measure it."""
+"""How to know what recording costs: by control stretches, which programs of XLA or with CUDA graphs
+do not have, nor those that do not train; or without."""
 
 
 def _launching_phase(facts: Facts) -> tuple[str, str]:

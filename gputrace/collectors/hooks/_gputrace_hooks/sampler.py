@@ -121,6 +121,7 @@ def _get_ready(path: str, period: int) -> bool:
 
 
 def _hold_before_exit() -> None:
+    """Stop the clock where Python, at its end, begins to wait for threads."""
     import threading
 
     shut_down = threading._shutdown  # type: ignore[attr-defined]
