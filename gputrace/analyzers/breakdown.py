@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from gputrace.analyzers.cuda_api_calls import (
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, edges_of, quantile, time_of
 from gputrace.analyzers.host_state import read_host_state
-from gputrace.analyzers.lanes import AnyGpu, AnyLaneSummary
+from gputrace.analyzers.lanes import AnyGpu, AnyLaneSummary, LaneSummary
 from gputrace.analyzers.ledger import charges_within
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import PythonLines
@@ -35,9 +35,6 @@ from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.model.trace import Trace
 from gputrace.sanitize import clean
 from gputrace.units import format_ns
-
-if TYPE_CHECKING:
-    from gputrace.analyzers.findings.facts import Facts
 
 
 def list_steps(
@@ -252,12 +249,19 @@ _NAME_LINES: Final = (
 NO_ISSUER: Final = "the trace does not show which thread issued the operation that ends it"
 
 
-def find_gaps(facts: Facts, most: int) -> Gaps:
-    """Count all gaps of the GPUs in the breakdown, and list the ``most`` largest with their
-    evidence.
-    """
-    gpus, lanes, lines = facts.per_gpu, facts.lanes_of(facts.listed), facts.lines
-    steps = [time_of(facts.measured_of(lane.gpu)) for lane in lanes]
+def find_gaps(
+    gpus: PerGpu,
+    lanes: Sequence[LaneSummary],
+    all_steps: FoundSteps,
+    measured: Sequence[Step],
+    most: int,
+    lines: PythonLines | None,
+    *,
+    is_python: bool,
+) -> Gaps:
+    """Count all gaps of some lanes, and list the ``most`` largest with their evidence."""
+    steps_of = StepsOf(measured)
+    steps = [time_of(steps_of(lane.gpu)) for lane in lanes]
     by_gpu = gpus.each(_gaps_of, lanes, steps, same=(most,))
     longest = [_longest([gaps.anywhere for gaps in by_gpu], most)]
     longest.append(_longest([gaps.in_steps for gaps in by_gpu], most))
@@ -268,7 +272,7 @@ def find_gaps(facts: Facts, most: int) -> Gaps:
     explained = gpus.each(_explain, having, by_lane.values(), same=(gpus.has_calls,))
     rows: dict[tuple[int, int, int], Gap] = {}
     for (index, mine), lane, answers in zip(by_lane.items(), having, explained, strict=True):
-        gpu, windows = lane.gpu, facts.all_steps.by_rank.get(lane.gpu.rank)
+        gpu, windows = lane.gpu, all_steps.by_rank.get(lane.gpu.rank)
         for (start, end), known in zip(mine, answers, strict=True):
             evidence = known.evidence
             if lines is not None and known.feeder is not None:
@@ -282,7 +286,6 @@ def find_gaps(facts: Facts, most: int) -> Gaps:
     listed = in_steps or anywhere
     texts = [gap.evidence for gap in listed]
     outside = any(re.search(_OUTSIDE, text) for text in texts)
-    is_python = bool(facts.framework) and not facts.is_hip
     could_name = is_python and lines is None and outside
     return Gaps(count, total, by_cause, anywhere, in_steps, _NAME_LINES if could_name else "")
 

@@ -69,6 +69,7 @@ from gputrace.model.results import (
     Analysis,
     ExtraTable,
     Finding,
+    Gaps,
     GpuTotals,
     RecordedCalls,
     Step,
@@ -184,7 +185,7 @@ def _answer(
         phases=facts.phases,
         breakdown=facts.listed,
         collectives=facts.by_group(total_collectives),
-        gaps=find_gaps(facts, options.gaps),
+        gaps=_longest_gaps(facts, options.gaps),
         balance=facts.once(find_balance),
         links=facts.links.rows if facts.links is not None else (),
         findings=order(findings, predictions, facts.mean_ns, run.curable if run else ()),
@@ -237,6 +238,14 @@ def _throughput(facts: Facts) -> tuple[Throughput, ...]:
     flop = flop_of_step(facts.kernels)
     rows = measure_throughput(work, flop, facts.processes, steps, facts.unrecorded)
     return add_use(rows, facts.per_gpu.lanes, facts.kernels)
+
+
+def _longest_gaps(facts: Facts, most: int) -> Gaps:
+    """Return all gaps of the GPUs in the breakdown, and the ``most`` longest with evidence."""
+    is_python = bool(facts.framework) and not facts.is_hip
+    steps, measured, lines = facts.all_steps, facts.measured, facts.lines
+    lanes = facts.lanes_of(facts.listed)
+    return find_gaps(facts.per_gpu, lanes, steps, measured, most, lines, is_python=is_python)
 
 
 _OVERLAPPING_RATIO: Final = 1.05
