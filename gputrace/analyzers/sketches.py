@@ -460,11 +460,12 @@ def _named(
     """
     # A place for each kind and text of each rank, of which only those in use are looked up.
     texts = np.array([len(sketch.lines) + 1 for sketch in ranks], np.int64)
-    begin = np.cumsum(3 * texts) - 3 * texts
+    places = len((FAMILY, COLLECTIVE, KERNEL)) * texts
+    begin = np.cumsum(places) - places
     own = texts[rank]
     text = np.where(rows["name"] < own, rows["name"], 0)
     place = begin[rank] + rows["kind"] * own + text
-    used = np.zeros(int((3 * texts).sum()), np.bool_)
+    used = np.zeros(int(places.sum()), np.bool_)
     used[place] = True
     met = np.flatnonzero(used)
     owners = np.searchsorted(begin, met, "right") - 1
